@@ -175,6 +175,8 @@ var importRules = []importRule{
 	{"integration/lab/probe", []string{"culvert/integration/lab/netns", "culvert/integration/lab/step",
 		"culvert/nat/nattest", "golang.org/x/net", "golang.org/x/sys/unix"},
 		"two hosts and what they send each other: no clusters, no gateways"},
+	{"integration/lab/reference", []string{"culvert/gateway/config", "culvert/integration/lab/netns",
+		"culvert/integration/lab/plan", wireguard, "github.com/vishvananda/netlink", "golang.org/x/sys/unix"}, "one gateway in one namespace"},
 	{"integration/lab/step", nil, "errors and times, whatever a check does"},
 	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery",
 		"k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",

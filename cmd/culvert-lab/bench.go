@@ -7,10 +7,12 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/integration/lab"
+	"culvert/integration/lab/bench"
+	"culvert/integration/lab/reference"
 )
 
 func newBenchCommand() *cobra.Command {
-	var o lab.BenchOptions
+	var o bench.Options
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the path between two pods against a kernel-based gateway",
@@ -39,7 +41,7 @@ func newBenchCommand() *cobra.Command {
 			return err
 		}
 		return inHolder(cmd, func(dir string) error {
-			if err := lab.RunBench(cmd.Context(), dir, o, cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {
+			if err := bench.Run(cmd.Context(), dir, o, cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {
 				return cli.Failed(err)
 			}
 			return nil
@@ -53,7 +55,7 @@ func newReferenceCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "reference --config FILE", Short: "Run the reference gateway of bench", Hidden: true, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return lab.RunReference(cmd.Context(), file) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return reference.Run(cmd.Context(), file) },
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` of a culvert gateway")
 	cmd.MarkFlagRequired("config")

@@ -41,7 +41,7 @@ func attackChecks(l *Lab) []Check {
 }
 
 // against is a check with fresh gateways; change, if not nil, changes their configurations.
-func (l *Lab) against(name, path string, change func(i int, config object), attack func(context.Context) (string,
+func (l *Lab) against(name, path string, change func(i int, config Object), attack func(context.Context) (string,
 	error)) Check {
 	return Check{name, path, func(ctx context.Context) (figure string, err error) {
 		if err := l.freshGateways(ctx, change); err != nil {
@@ -56,28 +56,28 @@ func (l *Lab) against(name, path string, change func(i int, config object), atta
 }
 
 // setting is a change for against: one field of both configurations.
-func setting(path string, value any) func(int, object) {
-	return func(_ int, config object) { set(config, path, value) }
+func setting(path string, value any) func(int, Object) {
+	return func(_ int, config Object) { set(config, path, value) }
 }
 
 // freshGateways restarts both gateways without their former connections.
-func (l *Lab) freshGateways(ctx context.Context, change func(i int, config object)) (err error) {
+func (l *Lab) freshGateways(ctx context.Context, change func(i int, config Object)) (err error) {
 	defer step.Catch(&err)
 	for i := range plan.V4 {
 		config := l.gatewayConfig(i)
 		if change != nil {
 			change(i, config)
 		}
-		step.Try(l.writeYAML(plan.V4[i].Name, "gateway.yaml", config))
+		step.Try(l.WriteYAML(plan.V4[i].Name, "gateway.yaml", config))
 	}
-	step.Try(end(l.gateways()...))
+	step.Try(end(l.Gateways()...))
 	for i := range plan.V4 {
-		if err := os.Remove(l.path(plan.V4[i].Name, filepath.Join("state", plan.V4[1-i].Name, "connections"))); err !=
+		if err := os.Remove(l.Path(plan.V4[i].Name, filepath.Join("state", plan.V4[1-i].Name, "connections"))); err !=
 			nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return l.useGateways(ctx, &culvertGateway)
+	return l.UseGateways(ctx, &CulvertGateway)
 }
 
 // removeEnded removes processes that have ended from the list, and returns an error if there are
@@ -97,7 +97,7 @@ func (l *Lab) removeEnded() error {
 // dropped lists what the gateways have dropped since they started, and why.
 func (l *Lab) dropped(ctx context.Context) string {
 	var all strings.Builder
-	for _, p := range l.gateways() {
+	for _, p := range l.Gateways() {
 		page, err := gatewayGet(ctx, p.Host, "/metrics")
 		if err != nil {
 			fmt.Fprintf(&all, "  %s: %v\n", p.Host.Name, err)

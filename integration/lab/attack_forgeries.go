@@ -26,9 +26,9 @@ func (l *Lab) forgeries() []Check {
 		l.against("own too big", "rome/pod1, milan/pod2 × rome/node1, rome/pod2", sourceCheckOff, l.attackColluding),
 		l.against("forged too big", "stranger × milan/pod1", nil, l.attackOuterMTU),
 		l.against("narrow device", "milan/gateway → rome", nil,
-			l.checkNarrow("peer", l.pair("milan/pod1", "rome/pod1"))),
+			l.checkNarrow("peer", l.Pair("milan/pod1", "rome/pod1"))),
 		l.against("narrow device", "milan/gateway → node2", nil,
-			l.checkNarrow("eth0", l.pair("rome/pod2", "milan/pod2"))),
+			l.checkNarrow("eth0", l.Pair("rome/pod2", "milan/pod2"))),
 		l.against("blind FINs", "milan/node1 × rome/node2", setting("nat.maxConnections", smallTable), l.attackFIN),
 		l.against("another's pod", "rome/node1 × rome/pod2", nil, l.attackSource),
 		l.against("forged network", "rome/pod1 × rome/pod1, rome/pod2, milan/pod2", nil, l.attackNetwork),
@@ -46,10 +46,10 @@ func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 	config := l.gatewayConfig(0)
 	third := l.thirdNode(0)
 	third["encap"], third["inner"] = "vxlan", "ip"
-	set(config, "geneve.nodes", []object{nodesOf(config)[0], third})
-	step.Try(l.writeYAML(plan.V4[0].Name, "gateway.yaml", config))
+	set(config, "geneve.nodes", []Object{nodesOf(config)[0], third})
+	step.Try(l.WriteYAML(plan.V4[0].Name, "gateway.yaml", config))
 	step.Must(l.sendHangup(ctx, 0, refusedText))
-	e := l.pair("rome/pod2", "milan/pod2")
+	e := l.Pair("rome/pod2", "milan/pod2")
 	return l.beside(ctx, nil, echoRequests("pings", 20, e.From, e.Target, 84), echoRequests("pings back", 20, e.To,
 		e.WantSource, 84))
 }
@@ -58,7 +58,7 @@ func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 // sequence number that is not in flight.
 func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	e := l.pair("rome/pod1", "milan/pod1")
+	e := l.Pair("rome/pod1", "milan/pod1")
 	before := step.Must(segmentsReceived(e))
 	live := step.Must(newIdle(e))
 	defer live.close()
@@ -77,7 +77,7 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 		Packet: func(i int) []byte { return probe.TooBigAbout(attacker.Address, forged[i], mtu) }}
 	figure := step.Must(l.beside(ctx, []*probe.Flood{f}))
 	// What the attacker sends next arrives last.
-	step.Try(errors.Join(l.pair("milan/pod2", "rome/pod1").Reach(ctx), live.speak(live.near, live.far)))
+	step.Try(errors.Join(l.Pair("milan/pod2", "rome/pod1").Reach(ctx), live.speak(live.near, live.far)))
 	after, err := segmentsReceived(e)
 	if err == nil && after < before {
 		err = fmt.Errorf("segments of %d bytes arrive after %d forged messages, %d before", after, len(forged), before)
@@ -90,8 +90,8 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 // slow down nobody else who sends to the same pod, on the same node or on another.
 func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	own, accomplice := l.pair("rome/pod1", "milan/pod1"), l.at("milan/pod2")
-	innocents := []*probe.Ends{l.pair("rome/node1", "milan/pod1"), l.pair("rome/pod2", "milan/pod1")}
+	own, accomplice := l.Pair("rome/pod1", "milan/pod1"), l.at("milan/pod2")
+	innocents := []*probe.Ends{l.Pair("rome/node1", "milan/pod1"), l.Pair("rome/pod2", "milan/pod1")}
 	sizes := make([]int, len(innocents))
 	for i, e := range innocents {
 		sizes[i] = step.Must(segmentsReceived(e))
@@ -114,7 +114,7 @@ func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
 	message := probe.TooBigAbout(accomplice.Address, probe.SilentTCP(near, local, nattest.ACK, seq+gap/2, ack), mtu)
 	figure := step.Must(l.beside(ctx, []*probe.Flood{{From: accomplice, Count: 1,
 		Packet: func(int) []byte { return message }}}))
-	step.Try(l.pair("milan/pod2", "rome/pod1").Reach(ctx)) // behind the message
+	step.Try(l.Pair("milan/pod2", "rome/pod1").Reach(ctx)) // behind the message
 	if after := step.Must(segmentsReceived(own)); after >= before {
 		return "", fmt.Errorf(
 			"segments of the attacker's own have %d bytes before and %d after; want less: nothing was learnt",
@@ -181,7 +181,7 @@ func (i *idle) farEnds() (near, far netip.AddrPort, err error) {
 // address, and then fills the table: an ended connection would be evicted.
 func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	victim := step.Must(newIdle(l.pair("rome/node2", "milan/pod1")))
+	victim := step.Must(newIdle(l.Pair("rome/node2", "milan/pod1")))
 	defer victim.close()
 	// A large window is easy to hit.
 	step.Try(transferOver(victim.far, victim.near, 4*probe.SmallStream))
@@ -235,11 +235,11 @@ const forgedPort = 5000
 // attackSource sends as a pod of another node, before that pod does.
 func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	e := l.pair("rome/pod2", "milan/pod1")
+	e := l.Pair("rome/pod2", "milan/pod1")
 	server := step.Must(newSourceServer(e.To))
 	defer server.Close()
 	figure := step.Must(l.beside(ctx, []*probe.Flood{l.speakFor(e, 5000)}))
-	if err := l.pair("rome/node1", "milan/pod1").Reach(ctx); err != nil { // what it sends next arrives last
+	if err := l.Pair("rome/node1", "milan/pod1").Reach(ctx); err != nil { // what it sends next arrives last
 		return "", err
 	}
 	client := step.Must(e.From.DialFrom(ctx, netns.Over("udp", e.Target), netip.AddrPortFrom(e.From.Address,
@@ -253,7 +253,7 @@ func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
 // all pods.
 func (l *Lab) checkSourceAllowed(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	e := l.pair("rome/pod2", "milan/pod1")
+	e := l.Pair("rome/pod2", "milan/pod1")
 	server := step.Must(newSourceServer(e.To))
 	defer server.Close()
 	step.Must(l.beside(ctx, []*probe.Flood{l.speakFor(e, 1)}))

@@ -53,7 +53,7 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 		greedy, requests = 500, 40
 		slow             = 1000
 	)
-	gateway, e := l.Host("rome/gateway"), l.pair("rome/pod2", "milan/pod2")
+	gateway, e := l.Host("rome/gateway"), l.Pair("rome/pod2", "milan/pod2")
 	own := netip.AddrPortFrom(l.plan()[0].Gateway, metricsPort)
 	request := []byte("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 	half := request[:len(request)-4]
@@ -95,7 +95,7 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 // another pod's traceroute needs such an error too.
 func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (string, error) {
 	const count = 50_000
-	e := l.pair("rome/pod2", "milan/pod2")
+	e := l.Pair("rome/pod2", "milan/pod2")
 	p, ttl := l.plan(), byte(1)
 	if from == "rome/pod1" {
 		ttl = 2 // its node uses up one
@@ -120,7 +120,7 @@ func (l *Lab) stranger() netip.Addr {
 func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, err error) {
 	defer step.Catch(&err)
 	const count = 50_000
-	e := l.pair("rome/pod2", "milan/pod2")
+	e := l.Pair("rome/pod2", "milan/pod2")
 	f := step.Must(l.handshakes(count, from))
 	return l.beside(ctx, []*probe.Flood{f}, echoRequests("pings", 100, e.From, e.Target, 84))
 }
@@ -152,7 +152,7 @@ func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
 		return "", err
 	}
 	began := time.Now()
-	err = l.useGateways(ctx, &culvertGateway)
+	err = l.UseGateways(ctx, &CulvertGateway)
 	took := time.Since(began)
 	stop()
 	err = errors.Join(err, <-ended)
@@ -193,18 +193,18 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 	pods := func(i int) netip.Prefix {
 		return netip.MustParsePrefix(l.plan().Text(fmt.Sprintf("10.0.%d.0/24", 150+i)))
 	}
-	with := func(second bool) func(object) {
-		return func(config object) {
+	with := func(second bool) func(Object) {
+		return func(config Object) {
 			nodes := nodesOf(config)
 			if !second {
 				nodes = nodes[:1]
 			}
 			for i := range absent {
 				var address []netip.Addr
-				for _, p := range l.plans() {
+				for _, p := range l.Plans() {
 					address = append(address, behind(p[0].Nodes[1].Internal, 100+i))
 				}
-				nodes = append(nodes, object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i,
+				nodes = append(nodes, Object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i,
 					"underlay": behind(outer.Nodes[1].Underlay, 150+i),
 					"address":  oneOrBoth(address), "podCIDRs": []netip.Prefix{pods(i)}})
 			}
@@ -212,7 +212,7 @@ func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 		}
 	}
 	step.Try(l.reload(ctx, 0, with(false)))
-	attacker, e := l.at("milan/pod1"), l.pair("milan/pod2", "rome/pod2")
+	attacker, e := l.at("milan/pod1"), l.Pair("milan/pod2", "rome/pod2")
 	f := &probe.Flood{From: attacker, Count: absent * each, Packet: func(i int) []byte {
 		pod := rome.Seen(behind(pods(i%absent).Addr(), 5))
 		return probe.SilentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod,

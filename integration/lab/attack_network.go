@@ -23,7 +23,7 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 	if os.Getenv("CULVERT_LONG") != "" {
 		lasts = 300
 	}
-	p, e := l.plan(), l.pair("rome/pod1", "milan/pod1")
+	p, e := l.plan(), l.Pair("rome/pod1", "milan/pod1")
 	attacker := l.at("rome/pod1")
 	forge := func(count int, pause time.Duration) *probe.Flood {
 		return &probe.Flood{From: attacker, Count: count, Packet: func(i int) []byte {

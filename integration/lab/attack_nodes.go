@@ -15,16 +15,16 @@ import (
 
 // hostilePeer makes milan's gateway route to the addresses of rome's nodes too, because the owner
 // of a peer's key can send anything. In rome, an external address stands for the second node.
-func (l *Lab) hostilePeer(i int, config object) {
+func (l *Lab) hostilePeer(i int, config Object) {
 	rome := &l.plan()[0]
 	if i == 0 {
-		nat := config["nat"].(object)
-		nat["addresses"] = append(nat["addresses"].([]object), object{"external": mappedNode(rome),
+		nat := config["nat"].(Object)
+		nat["addresses"] = append(nat["addresses"].([]Object), Object{"external": mappedNode(rome),
 			"internal": rome.Nodes[1].Internal})
 		return
 	}
-	config["state"] = l.path(plan.V4[1].Name, "hostile") // without stored remaps
-	set(config, "network.remote.externalCIDRs", []object{
+	config["state"] = l.Path(plan.V4[1].Name, "hostile") // without stored remaps
+	set(config, "network.remote.externalCIDRs", []Object{
 		{"cidr": firstHalf(rome.External), "remap": firstHalf(rome.SeenExt)},
 		{"cidr": firstHalf(netip.PrefixFrom(rome.Nodes[0].Internal, rome.External.Bits())),
 			"remap": otherHalf(rome.SeenExt)},
@@ -67,7 +67,7 @@ func (l *Lab) attackNodes(ctx context.Context) (_ string, err error) {
 	heard := step.Must(newSourceServer(node.At(p[0].Anywhere().Addr())))
 	defer heard.Close()
 	defer step.Must(probe.NewNameServer(node, backendPort)).Close()
-	asked := l.pair("rome/node1", "milan/pod2")
+	asked := l.Pair("rome/node1", "milan/pod2")
 	defer step.Must(probe.NewNameServer(asked.To, backendPort)).Close()
 	const count = 20_000
 	f := &probe.Flood{From: attacker, Count: count, Packet: func(i int) []byte {

@@ -18,7 +18,7 @@ import (
 // and no gateway may fragment.
 func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	e, o := l.pair("milan/pod1", "rome/pod1"), l.outer()
+	e, o := l.Pair("milan/pod1", "rome/pod1"), l.outer()
 	gateway := l.Host("milan/gateway")
 	mtu := l.ofOuter(552, probe.SmallMTU) // the lowest that a kernel accepts, for IPv6 by RFC 8200, Section 5
 	step.Try(e.Reach(ctx))

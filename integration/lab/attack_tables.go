@@ -22,7 +22,7 @@ const (
 
 // tableAttacks fill shared tables of the gateway.
 func (l *Lab) tableAttacks() []Check {
-	table := func(max int) func(int, object) { return setting("nat.maxConnections", max) }
+	table := func(max int) func(int, Object) { return setting("nat.maxConnections", max) }
 	return []Check{
 		l.against("ports of U", "rome/node1 × rome/node2", table(1<<20), l.attackPorts),
 		l.against("fragments", "rome/pod1 × rome/node2", nil, l.attackFragments),
@@ -57,7 +57,7 @@ func behind(a netip.Addr, n int) netip.Addr {
 // must still get some.
 func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	e := l.pair("rome/node2", "milan/pod1")
+	e := l.Pair("rome/node2", "milan/pod1")
 	server := step.Must(probe.NewEchoServer(e.To))
 	defer server.Close()
 	to := netip.AddrPortFrom(e.Target, uint16(server.Port()))
@@ -71,7 +71,7 @@ func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
 // second accumulate in their lifetime of 30 s.
 func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 	const lone, incomplete = 4000, 270
-	p, e := l.plan(), l.pair("rome/node2", "milan/pod2")
+	p, e := l.plan(), l.Pair("rome/node2", "milan/pod2")
 	pod := p[0].Nodes[0].Pod
 	from, to := netip.AddrPortFrom(pod, attackPort), netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
 	f := &probe.Flood{From: l.at("rome/pod1"), Count: lone + incomplete, Packet: func(i int) []byte {
@@ -84,14 +84,14 @@ func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 }
 
 // manyServices gives rome as many additional services with affinity as the attack has clients.
-func (l *Lab) manyServices(i int, config object) {
+func (l *Lab) manyServices(i int, config Object) {
 	if i != 0 {
 		return
 	}
-	services := config["nat"].(object)["services"].([]object)
+	services := config["nat"].(Object)["services"].([]Object)
 	backends := services[len(services)-2]["backends"] // of the last family
 	for n := range hostileHosts {
-		services = append(services, object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n),
+		services = append(services, Object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n),
 			"port": servicePort, "protocol": "tcp",
 			"affinity": "clientIP", "backends": backends})
 	}
@@ -117,7 +117,7 @@ func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
 		return probe.SilentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, nattest.SYN, uint32(i), 0)
 	}}
 	figure := step.Must(l.beside(ctx, []*probe.Flood{f}, questions(20, c, backend), newCalls(20, from, to, backend)))
-	memory, err := l.gateway(0).memory()
+	memory, err := l.Gateway(0).Memory()
 	const mib = 1 << 20
 	if err == nil && memory.anonymous > attackedRSS {
 		err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.anonymous/mib,
@@ -130,7 +130,7 @@ func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
 // other node sent before wait for their answers.
 func (l *Lab) attackHalfOpen(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	e := l.pair("rome/node2", "milan/pod1")
+	e := l.Pair("rome/node2", "milan/pod1")
 	waiting := step.Must(newWaiting(ctx, e, 50))
 	defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
 	f := &probe.Flood{From: l.at("rome/node1"), Count: 4 * smallTable, Packet: func(i int) []byte {
@@ -198,7 +198,7 @@ func (w *waiting) answers() *innocent {
 // connection, over which the server speaks next, must survive, and new ones must find room.
 func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	idle := step.Must(newIdle(l.pair("rome/node2", "milan/pod1")))
+	idle := step.Must(newIdle(l.Pair("rome/node2", "milan/pod1")))
 	defer idle.close()
 	defer step.Must(probe.NewNameServer(idle.To, backendPort)).Close()
 	to := netip.AddrPortFrom(idle.Target, backendPort)
@@ -212,7 +212,7 @@ func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 // innocents.
 func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
 	defer step.Catch(&err)
-	e := l.pair("rome/pod1", "milan/pod1")
+	e := l.Pair("rome/pod1", "milan/pod1")
 	server := step.Must(probe.NewEchoServer(e.To))
 	defer server.Close()
 	had, most := 0, 0
@@ -246,7 +246,7 @@ func (l *Lab) connections(ctx context.Context, gateway string) (n, most int, err
 func (l *Lab) collusion() []*probe.Flood {
 	const flows, rounds = smallTable * 5 / 4, 2
 	one := func(from, to string) *probe.Flood {
-		e := l.pair(from, to)
+		e := l.Pair(from, to)
 		return &probe.Flood{From: e.From, Count: rounds * flows, Packet: func(i int) []byte {
 			port := uint16(10_000 + i%flows)
 			return probe.SilentUDP(netip.AddrPortFrom(e.From.Address, port), netip.AddrPortFrom(e.Target, port))

@@ -11,6 +11,15 @@ import (
 // underlayMTU is the MTU of every link except the pods'.
 const underlayMTU = 1500
 
+// BuildRome makes the hosts of rome alone, without gateway and node, for tests.
+func BuildRome(dir string, o Options) (*Lab, error) {
+	l := &Lab{Dir: dir, Options: o}
+	if err := l.buildCluster(&plan.V4[0], &l.Options.Rome); err != nil {
+		return l, err
+	}
+	return l, l.addAddresses(&plan.V4, 0)
+}
+
 // buildCluster makes the hosts of a cluster and the links between them, without addresses.
 func (l *Lab) buildCluster(c *plan.Cluster, o *ClusterOptions) error {
 	router, err := l.addHost(c, "router", c.Underlay.Addr())
@@ -31,14 +40,14 @@ func (l *Lab) buildCluster(c *plan.Cluster, o *ClusterOptions) error {
 		return h, netns.Connect(netns.LinkEnd{Host: h, Name: "eth0"}, netns.LinkEnd{Host: to, Name: name,
 			Bridge: bridge}, mtu, offloads)
 	}
-	if _, err := attach("gateway", c.Gateway, router, "underlay", underlayMTU, l.options.Offloads); err != nil {
+	if _, err := attach("gateway", c.Gateway, router, "underlay", underlayMTU, l.Options.Offloads); err != nil {
 		return err
 	}
 	if _, err := attach("client", c.Client, router, "", l.outsideMTU(), true); err != nil {
 		return err
 	}
 	for _, n := range c.Nodes {
-		host, err := attach(n.Name, n.Underlay, router, "underlay", underlayMTU, l.options.Offloads)
+		host, err := attach(n.Name, n.Underlay, router, "underlay", underlayMTU, l.Options.Offloads)
 		if err != nil {
 			return err
 		}
@@ -69,7 +78,7 @@ func (l *Lab) peer() error {
 		return netns.LinkEnd{Host: l.Host(c.Name + "/gateway"), Name: "peer"}
 	}
 	p := l.outer()
-	if err := netns.Connect(end(&p[0]), end(&p[1]), underlayMTU, l.options.Offloads); err != nil {
+	if err := netns.Connect(end(&p[0]), end(&p[1]), underlayMTU, l.Options.Offloads); err != nil {
 		return err
 	}
 	for i := range p {

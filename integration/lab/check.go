@@ -251,7 +251,7 @@ func runLab(ctx context.Context, dir string, o Options, checks func(*Lab) []Chec
 // checks would wait in vain.
 func (l *Lab) whileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	if l.options.Attacks {
+	if l.Options.Attacks {
 		return ctx, func() { cancel(nil) } // each check has its own gateways and watches them
 	}
 	for _, p := range l.processes {

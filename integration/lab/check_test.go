@@ -18,14 +18,13 @@ import (
 func buildOne(t *testing.T, offloads bool) *Lab {
 	t.Helper()
 	need.Namespace(t)
-	l := &Lab{Dir: t.TempDir(), options: Standard("", offloads)}
+	l, err := BuildRome(t.TempDir(), Standard("", offloads))
 	t.Cleanup(func() {
 		if err := l.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	need.NoError(t, l.buildCluster(&plan.V4[0], &l.options.Rome))
-	need.NoError(t, l.addAddresses(&plan.V4, 0))
+	need.NoError(t, err)
 	return l
 }
 

@@ -15,13 +15,14 @@ import (
 
 const (
 	metricsAddress = "127.0.0.1:8082" // in each gateway's namespace
-	tunnelLink     = "culvert0"       // in each node's namespace
+	TunnelLink     = "culvert0"       // in each node's namespace
 )
 
-type object = map[string]any
+// Object is a part of a configuration.
+type Object = map[string]any
 
-// writeConfigs writes a configuration for every gateway and node, and keys.
-func (l *Lab) writeConfigs() error {
+// WriteConfigs writes a configuration for every gateway and node, and keys.
+func (l *Lab) WriteConfigs() error {
 	for i := range plan.V4 {
 		key, err := ecdh.X25519().GenerateKey(rand.Reader)
 		if err != nil {
@@ -35,7 +36,7 @@ func (l *Lab) writeConfigs() error {
 	}
 	for host, config := range l.configs() {
 		cluster, name, _ := strings.Cut(host, "/")
-		if err := l.writeYAML(cluster, name+".yaml", config); err != nil {
+		if err := l.WriteYAML(cluster, name+".yaml", config); err != nil {
 			return err
 		}
 	}
@@ -43,8 +44,8 @@ func (l *Lab) writeConfigs() error {
 }
 
 // configs returns the configurations of all gateways and nodes, by host.
-func (l *Lab) configs() map[string]object {
-	all := make(map[string]object)
+func (l *Lab) configs() map[string]Object {
+	all := make(map[string]Object)
 	for i := range plan.V4 {
 		c := &plan.V4[i]
 		all[c.Name+"/gateway"] = l.gatewayConfig(i)
@@ -55,7 +56,8 @@ func (l *Lab) configs() map[string]object {
 	return all
 }
 
-func (l *Lab) writeYAML(cluster, file string, o object) error {
+// WriteYAML writes a configuration to a file of a cluster.
+func (l *Lab) WriteYAML(cluster, file string, o Object) error {
 	text, err := yaml.Marshal(o)
 	if err != nil {
 		return err
@@ -64,71 +66,71 @@ func (l *Lab) writeYAML(cluster, file string, o object) error {
 }
 
 // gatewayConfig returns the configuration of the gateway of clusters[i].
-func (l *Lab) gatewayConfig(i int) object {
+func (l *Lab) gatewayConfig(i int) Object {
 	c, peer, peerKey := &plan.V4[i], &plan.V4[1-i], l.publicKey[1-i]
-	wireguard := object{"role": c.Role, "privateKeyFile": l.path(c.Name, "private.key"), "peerPublicKey": peerKey,
+	wireguard := Object{"role": c.Role, "privateKeyFile": l.Path(c.Name, "private.key"), "peerPublicKey": peerKey,
 		"listenPort": 51840}
 	if c.Role == "client" {
 		wireguard["endpoint"] = netip.AddrPortFrom(l.outer()[1-i].Peering.Addr(), 51840).String()
 	}
-	var nodes []object
+	var nodes []Object
 	for j, n := range c.Nodes {
 		var address []netip.Addr
 		var pods []netip.Prefix
-		for _, p := range l.plans() {
+		for _, p := range l.Plans() {
 			address, pods = append(address, p[i].Nodes[j].Internal), append(pods, p[i].Nodes[j].PodCIDR.Masked())
 		}
-		nodes = append(nodes, object{"name": c.Name + "-" + n.Name, "vni": n.VNI,
+		nodes = append(nodes, Object{"name": c.Name + "-" + n.Name, "vni": n.VNI,
 			"underlay": l.outer()[i].Nodes[j].Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
 	}
 	var own []netip.Addr
 	var both []*plan.Cluster
 	var pods, externals, pools []netip.Prefix
-	var remotePods, remoteExternals []object
-	for _, p := range l.plans() {
+	var remotePods, remoteExternals []Object
+	for _, p := range l.Plans() {
 		c, peer := &p[i], &p[1-i]
 		own, both = append(own, c.Internal), append(both, c)
 		pods, externals, pools = append(pods, c.PodCIDR), append(externals, c.External), append(pools, peer.SeenPods,
 			peer.SeenExt)
-		remotePods = append(remotePods, object{"cidr": peer.PodCIDR, "remap": "auto"})
-		remoteExternals = append(remoteExternals, object{"cidr": peer.External, "remap": "auto"})
+		remotePods = append(remotePods, Object{"cidr": peer.PodCIDR, "remap": "auto"})
+		remoteExternals = append(remoteExternals, Object{"cidr": peer.External, "remap": "auto"})
 	}
-	options := l.options.of(c)
-	config := object{
+	options := l.Options.of(c)
+	config := Object{
 		"cluster": c.Name, "peer": peer.Name, "mtu": options.MTU,
 		"wireguard": wireguard,
-		"geneve":    object{"gatewayAddress": oneOrBoth(own), "nodes": nodes},
-		"network": object{
-			"local":  object{"podCIDRs": pods, "externalCIDRs": externals},
-			"remote": object{"podCIDRs": remotePods, "externalCIDRs": remoteExternals},
+		"geneve":    Object{"gatewayAddress": oneOrBoth(own), "nodes": nodes},
+		"network": Object{
+			"local":  Object{"podCIDRs": pods, "externalCIDRs": externals},
+			"remote": Object{"podCIDRs": remotePods, "externalCIDRs": remoteExternals},
 		},
 		// Two pools of one block each per family: the first choice uses the first.
-		"ipam":     object{"pools": pools},
-		"state":    l.path(c.Name, "state"),
+		"ipam":     Object{"pools": pools},
+		"state":    l.Path(c.Name, "state"),
 		"mssClamp": options.MSSClamp,
 		"metrics":  metricsAddress,
 	}
-	if l.options.Outside {
+	if l.Options.Outside {
 		config["nat"] = natConfig(both...)
 	}
 	return config
 }
 
 // nodeConfig returns the configuration of a node of clusters[i].
-func (l *Lab) nodeConfig(i, j int) object {
+func (l *Lab) nodeConfig(i, j int) Object {
 	c, n, outer := &plan.V4[i], &plan.V4[i].Nodes[j], &l.outer()[i]
 	var address, gateway []netip.Addr
 	var routes []netip.Prefix
 	// nodeReady waits for the last route, which must be of the first family
-	for _, p := range slices.Backward(l.plans()) {
+	for _, p := range slices.Backward(l.Plans()) {
 		address, gateway = append(address, p[i].Nodes[j].Internal), append(gateway, p[i].Internal)
 		routes = append(routes, p[1-i].SeenPods, p[1-i].SeenExt)
 	}
-	return object{
+	return Object{
 		"name": c.Name + "-" + n.Name, "underlay": outer.Nodes[j].Underlay,
-		"gateway": object{"underlay": outer.Gateway, "address": oneOrBoth(gateway)},
-		"vni":     n.VNI, "address": oneOrBoth(address), "mtu": l.options.of(c).NodeMTU, "mode": l.options.Mode,
-		"routes": routes, "interface": tunnelLink,
+		"gateway": Object{"underlay": outer.Gateway, "address": oneOrBoth(gateway)},
+		"vni":     n.VNI, "address": oneOrBoth(address), "mtu": l.Options.of(c).NodeMTU, "mode": l.Options.Mode,
+		"routes": routes, "interface": TunnelLink,
 	}
 }
 

@@ -55,7 +55,7 @@ func (l *Lab) checkUnreachable(ctx context.Context, plan *plan.Plan) (_ string, 
 		{"rome/pod1", rome.BehindOther},
 		{"rome/node1", rome.Nodes[0].Underlay}, {"rome/node2", rome.Nodes[1].Underlay}, {"rome/client", rome.Client},
 	} {
-		e := l.pairOf(plan, s.host, "milan/pod2")
+		e := l.PairOf(plan, s.host, "milan/pod2")
 		e.Local = s.local
 		senders = append(senders, e)
 	}

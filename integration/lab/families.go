@@ -9,20 +9,20 @@ import (
 
 // families are the address families of a lab's kernels, by netlink's numbers.
 func (l *Lab) families() []int {
-	if l.options.Inside == IPv4 && !l.options.Outside6 {
+	if l.Options.Inside == IPv4 && !l.Options.Outside6 {
 		return []int{unix.AF_INET}
 	}
 	return []int{unix.AF_INET, unix.AF_INET6}
 }
 
-// plans are the plans of the lab's families for pods.
-func (l *Lab) plans() []*plan.Plan {
-	return [...][]*plan.Plan{{&plan.V4}, {&plan.V4, &plan.V6}, {&plan.V6}}[l.options.Inside]
+// Plans are the plans of the lab's families for pods.
+func (l *Lab) Plans() []*plan.Plan {
+	return [...][]*plan.Plan{{&plan.V4}, {&plan.V4, &plan.V6}, {&plan.V6}}[l.Options.Inside]
 }
 
 // plan is the plan of the family to test if one is enough: IPv6, if there are two.
 func (l *Lab) plan() *plan.Plan {
-	all := l.plans()
+	all := l.Plans()
 	return all[len(all)-1]
 }
 
@@ -31,7 +31,7 @@ func (l *Lab) at(name string) *netns.Host { return l.host(l.plan(), name) }
 
 // outer is the plan of the tunnels' underlay.
 func (l *Lab) outer() *plan.Plan {
-	if l.options.Outside6 {
+	if l.Options.Outside6 {
 		return &plan.V6
 	}
 	return &plan.V4

@@ -10,7 +10,7 @@ import (
 
 // unbuilt is a lab of which there are only names and addresses.
 func unbuilt(o Options) *Lab {
-	l := &Lab{options: o, six: make(map[string]*netns.Host)}
+	l := &Lab{Options: o, six: make(map[string]*netns.Host)}
 	for i := range plan.V4 {
 		c, c6 := &plan.V4[i], &plan.V6[i]
 		add := func(name string, four, six *netns.Host) {

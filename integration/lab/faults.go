@@ -37,7 +37,7 @@ type Fault struct {
 }
 
 // change changes the configuration of a gateway or node, in a lab whose nodes use a mode.
-type change func(config object, mode node.Mode)
+type change func(config Object, mode node.Mode)
 
 // Symptom is what users notice of a fault.
 type Symptom string
@@ -99,7 +99,7 @@ func (l *Lab) Break(ctx context.Context, names ...string) (err error) {
 	broken := slices.Clone(l.broken)
 	for _, name := range names {
 		f := step.Must(findFault(name))
-		if f.not == l.options.Mode {
+		if f.not == l.Options.Mode {
 			return fmt.Errorf("%s: there is no such fault with nodes %s; start the lab with another --mode", name,
 				f.not)
 		}
@@ -171,10 +171,10 @@ func (l *Lab) eachKernel(f *Fault, do bool) error {
 }
 
 // edit applies the faults' changes to a host's configuration.
-func (l *Lab) edit(host string, config object) object {
+func (l *Lab) edit(host string, config Object) Object {
 	for _, f := range l.broken {
 		if change := f.files[host]; change != nil {
-			change(config, l.options.Mode)
+			change(config, l.Options.Mode)
 		}
 	}
 	return config
@@ -182,12 +182,12 @@ func (l *Lab) edit(host string, config object) object {
 
 // marshal writes a configuration as yaml.Marshal does. Faults are written with IPv4 addresses,
 // which it replaces in a lab without IPv4.
-func (l *Lab) marshal(config object) ([]byte, error) {
+func (l *Lab) marshal(config Object) ([]byte, error) {
 	text, err := json.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
-	return yaml.JSONToYAML([]byte(plan.AsIPv6(string(text), l.options.Inside == IPv6, l.options.Outside6)))
+	return yaml.JSONToYAML([]byte(plan.AsIPv6(string(text), l.Options.Inside == IPv6, l.Options.Outside6)))
 }
 
 // rewriteConfigs writes the configurations that differ from their files, and returns their hosts.
@@ -196,7 +196,7 @@ func (l *Lab) rewriteConfigs() (changed []string, err error) {
 	for host, config := range l.configs() {
 		text := step.Must(l.marshal(l.edit(host, config)))
 		cluster, name, _ := strings.Cut(host, "/")
-		if old := step.Must(os.ReadFile(l.path(cluster, name+".yaml"))); bytes.Equal(old, text) {
+		if old := step.Must(os.ReadFile(l.Path(cluster, name+".yaml"))); bytes.Equal(old, text) {
 			continue
 		}
 		step.Try(l.write(cluster, name+".yaml", text))

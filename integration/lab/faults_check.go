@@ -27,7 +27,7 @@ const (
 // faultChecks make each fault, check its symptom, and mend it.
 func faultChecks(l *Lab) (checks []Check) {
 	for i := range faults {
-		if f := &faults[i]; f.not != l.options.Mode {
+		if f := &faults[i]; f.not != l.Options.Mode {
 			checks = append(checks, Check{"fault", f.Name, func(ctx context.Context) (string, error) {
 				return l.checkFault(ctx, f)
 			}})
@@ -91,7 +91,7 @@ func (l *Lab) kernels() (lines []string, err error) {
 					add("qdisc %s of link %d", q, q.Attrs().LinkIndex)
 				}
 			}
-			for _, p := range l.plans() {
+			for _, p := range l.Plans() {
 				add("forwarding %s", step.Must(os.ReadFile(filepath.Join("/proc/sys/net", p.Forwarding()))))
 			}
 			return nil
@@ -135,7 +135,7 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 		var trials sync.WaitGroup
 		for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
 			for _, size := range []int{84, 1340} {
-				for _, e := range []*probe.Ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
+				for _, e := range []*probe.Ends{l.Pair(pair[0], pair[1]), l.Pair(pair[1], pair[0])} {
 					if want.passes(e.From.Name, size > 84) != passes || want == HalfCut && !passes {
 						continue
 					}
@@ -159,7 +159,7 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 
 // observeMore checks what pings between pods do not show.
 func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
-	first := l.pair("rome/pod1", "milan/pod1")
+	first := l.Pair("rome/pod1", "milan/pod1")
 	switch want {
 	case SlowTCP:
 		near, err := first.Stream(ctx, 1000, 1000)
@@ -171,7 +171,7 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 		if err := l.awaitDrop(ctx, "table-full", "connection-share"); err != nil {
 			return err
 		}
-		return observe(ctx, l.pair("rome/node1", "milan/pod1"), 84, false)
+		return observe(ctx, l.Pair("rome/node1", "milan/pod1"), 84, false)
 	case PortCut:
 		return l.awaitDrop(ctx, "port-exhausted", "port-share")
 	case HalfCut:

@@ -77,7 +77,7 @@ func repeat(ctx context.Context, step func() error) error {
 // openStreams makes the first node open UDP streams, each from a new socket: connections of rome's
 // unknown source. A stream is settled after four packets, and is not evicted.
 func openStreams(ctx context.Context, l *Lab) error {
-	e := l.pair("rome/node1", "milan/pod1")
+	e := l.Pair("rome/node1", "milan/pod1")
 	server, err := probe.NewEchoServer(e.To)
 	if err != nil {
 		return err
@@ -100,21 +100,21 @@ func openStreams(ctx context.Context, l *Lab) error {
 
 // streams sends in bulk from rome to milan. While trains are lost, a stream may stall.
 func streams(ctx context.Context, l *Lab) error {
-	e := l.pair("rome/pod1", "milan/pod1")
+	e := l.Pair("rome/pod1", "milan/pod1")
 	return repeat(ctx, func() error {
 		e.Stream(ctx, 1<<20, 1)
 		return nil
 	})
 }
 
-// discardPort is the port of the discard protocol (RFC 863), which nobody serves.
-const discardPort = 9
+// DiscardPort is the port of the discard protocol (RFC 863), which nobody serves.
+const DiscardPort = 9
 
 // takePorts uses all source ports that rome's unknown source gives one client towards milan/pod1,
 // and then asks for more.
 func takePorts(ctx context.Context, l *Lab) (err error) {
 	defer step.Catch(&err)
-	to := netip.AddrPortFrom(l.pair("rome/node1", "milan/pod1").Target, discardPort)
+	to := netip.AddrPortFrom(l.Pair("rome/node1", "milan/pod1").Target, DiscardPort)
 	datagram := func(i int) []byte {
 		return probe.SilentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to)
 	}
@@ -133,7 +133,7 @@ func takePorts(ctx context.Context, l *Lab) (err error) {
 	defer cancel()
 	for i := range plan.V4 {
 		c := gatewaycontrol.NewClient(l.socket(i))
-		filter := gatewaycontrol.Filter{Protocol: "udp", Ports: []uint16{discardPort}}
+		filter := gatewaycontrol.Filter{Protocol: "udp", Ports: []uint16{DiscardPort}}
 		err = errors.Join(err, c.Get(ctx, http.MethodDelete, "/v1/connections", filter.Values(),
 			new(gatewaycontrol.Deleted)))
 	}

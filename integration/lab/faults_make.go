@@ -16,11 +16,11 @@ import (
 )
 
 // set changes a field of a configuration by its path, such as nat.maxConnections; nil removes it.
-func set(config object, path string, value any) {
+func set(config Object, path string, value any) {
 	names := strings.Split(path, ".")
 	last := len(names) - 1
 	for _, name := range names[:last] {
-		config = config[name].(object)
+		config = config[name].(Object)
 	}
 	if value == nil {
 		delete(config, names[last])
@@ -31,7 +31,7 @@ func set(config object, path string, value any) {
 
 // edit changes fields of a host's configuration: pairs of a path and a value.
 func edit(host string, pairs ...any) map[string]change {
-	return map[string]change{host: func(config object, _ node.Mode) {
+	return map[string]change{host: func(config Object, _ node.Mode) {
 		for i := 0; i < len(pairs); i += 2 {
 			set(config, pairs[i].(string), pairs[i+1])
 		}
@@ -41,9 +41,9 @@ func edit(host string, pairs ...any) map[string]change {
 // wrongCIDR gives a gateway a wrong pod CIDR of the other cluster, with the remaps that nodes
 // route. It chooses none, so that none is stored.
 func wrongCIDR(host, pods, external string) map[string]change {
-	return edit(host, "state", nil, "ipam", nil, "network.remote", object{
-		"podCIDRs":      []object{{"cidr": "10.9.0.0/16", "remap": pods}},
-		"externalCIDRs": []object{{"cidr": "10.70.0.0/16", "remap": external}},
+	return edit(host, "state", nil, "ipam", nil, "network.remote", Object{
+		"podCIDRs":      []Object{{"cidr": "10.9.0.0/16", "remap": pods}},
+		"externalCIDRs": []Object{{"cidr": "10.70.0.0/16", "remap": external}},
 	})
 }
 
@@ -58,8 +58,8 @@ func both(pairs ...any) map[string]change {
 func withoutState(changes map[string]change) map[string]change {
 	all := make(map[string]change)
 	for _, host := range []string{"rome/gateway", "milan/gateway"} {
-		all[host] = func(config object, mode node.Mode) {
-			config["ipam"].(object)["file"] = filepath.Join(config["state"].(string), "ipam.json") // as before
+		all[host] = func(config Object, mode node.Mode) {
+			config["ipam"].(Object)["file"] = filepath.Join(config["state"].(string), "ipam.json") // as before
 			delete(config, "state")
 			if change := changes[host]; change != nil {
 				change(config, mode)
@@ -71,14 +71,14 @@ func withoutState(changes map[string]change) map[string]change {
 
 // editFirst changes a field of what rome's gateway knows of its first node.
 func editFirst(field string, value any) map[string]change {
-	return editFirstNode(func(n object, _ node.Mode) { n[field] = value })
+	return editFirstNode(func(n Object, _ node.Mode) { n[field] = value })
 }
 
 func editFirstNode(edit change) map[string]change {
-	return map[string]change{"rome/gateway": func(config object, mode node.Mode) { edit(nodesOf(config)[0], mode) }}
+	return map[string]change{"rome/gateway": func(config Object, mode node.Mode) { edit(nodesOf(config)[0], mode) }}
 }
 
-func nodesOf(gateway object) []object { return gateway["geneve"].(object)["nodes"].([]object) }
+func nodesOf(gateway Object) []Object { return gateway["geneve"].(Object)["nodes"].([]Object) }
 
 // Priorities of policy rules: blocking rules come before the rule of the local table, which is
 // first otherwise.
@@ -115,7 +115,7 @@ func (l *Lab) udpRule(link string, port uint16) *netlink.Rule {
 func halfFlows() []kernelFault {
 	return blackhole("rome/gateway", func(l *Lab) *netlink.Rule {
 		r, middle := l.udpRule("eth0", 6091), uint16(1<<15)
-		if l.options.Mode == node.VXLAN {
+		if l.Options.Mode == node.VXLAN {
 			middle = (32768 + 60999) / 2 // of net.ipv4.ip_local_port_range
 		}
 		from := l.outer()[0].Nodes[0].Underlay
@@ -200,7 +200,7 @@ func peerHole() []kernelFault {
 func ordinary(host, link string) kernelFault {
 	return kernelFault{host,
 		func(*Lab) error { return node.SetFeatures(link, false, netns.UnderlayFeatures...) },
-		func(l *Lab) error { return node.SetFeatures(link, l.options.Offloads, netns.UnderlayFeatures...) },
+		func(l *Lab) error { return node.SetFeatures(link, l.Options.Offloads, netns.UnderlayFeatures...) },
 	}
 }
 
@@ -234,7 +234,7 @@ const connected6 = 256
 func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	return func(*Lab) error {
 		l, err := netlink.LinkByName(link)
-		if errors.As(err, new(netlink.LinkNotFoundError)) && link == tunnelLink {
+		if errors.As(err, new(netlink.LinkNotFoundError)) && link == TunnelLink {
 			return nil
 		}
 		if err != nil {
@@ -250,7 +250,7 @@ func withoutVia() []kernelFault {
 	route := func(change func(*netlink.Route) error) func(*Lab) error {
 		return func(l *Lab) error {
 			to := l.plan()[1].SeenPods
-			return onLink(tunnelLink, func(l netlink.Link) error {
+			return onLink(TunnelLink, func(l netlink.Link) error {
 				return change(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netns.IPNet(to),
 					Scope: netlink.SCOPE_LINK})
 			})(l)

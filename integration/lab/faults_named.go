@@ -59,7 +59,7 @@ func namedChecks(names []string) func(*Lab) []Check {
 	return func(l *Lab) (checks []Check) {
 		for i := range faults {
 			f := &faults[i]
-			if f.not != l.options.Mode && (slices.Contains(names, f.Name) || slices.Contains(names, "all")) {
+			if f.not != l.Options.Mode && (slices.Contains(names, f.Name) || slices.Contains(names, "all")) {
 				checks = append(checks, Check{"named", f.Name, func(ctx context.Context) (string, error) {
 					return l.checkNamed(ctx, f)
 				}})
@@ -185,7 +185,7 @@ const usePace = time.Second
 func (l *Lab) useAll(ctx context.Context) {
 	var users sync.WaitGroup
 	for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
-		for _, e := range []*probe.Ends{l.pair(pair[0], pair[1]), l.pair(pair[1], pair[0])} {
+		for _, e := range []*probe.Ends{l.Pair(pair[0], pair[1]), l.Pair(pair[1], pair[0])} {
 			users.Go(func() {
 				for ctx.Err() == nil {
 					attempt, cancel := context.WithTimeout(ctx, probe.Pace) // as short as for a user who sends many

@@ -34,7 +34,7 @@ func TestFaultsAreWhole(t *testing.T) {
 		if len(f.files) == 0 && f.off == "" && len(f.kernel) == 0 && f.load == nil {
 			t.Error(f.Name, "breaks nothing")
 		}
-		l := &Lab{options: Standard(node.VXLAN, true)}
+		l := &Lab{Options: Standard(node.VXLAN, true)}
 		for host, change := range f.files {
 			before, after := l.configs()[host], l.configs()[host]
 			if before == nil {

@@ -85,7 +85,7 @@ func (f *forwarder) takeReplies(client netip.Addr) error {
 		return err
 	}
 	rule := netlink.NewRule()
-	rule.IifName, rule.Table, rule.Family = tunnelLink, transparentTable, family
+	rule.IifName, rule.Table, rule.Family = TunnelLink, transparentTable, family
 	rule.Dst = netns.IPNet(netip.PrefixFrom(client, client.BitLen()))
 	f.undo = func() error { return errors.Join(netlink.RuleDel(rule), netlink.RouteDel(route)) }
 	return netlink.RuleAdd(rule)

@@ -23,7 +23,7 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (_ *Process, err error) 
 	p.stopped.Store(true)
 	args := append(slices.DeleteFunc(slices.Clone(p.Args), func(a string) bool { return a == "--takeover" }),
 		"--takeover")
-	next := step.Must(l.startProgram(p.Host, l.options.Culvert, false, args...))
+	next := step.Must(l.startProgram(p.Host, l.Options.Culvert, false, args...))
 	next.ready = p.ready
 	select {
 	case <-p.ended:
@@ -97,8 +97,8 @@ func (l *Lab) handOverChanged(ctx context.Context, p *Process) (err error) {
 	for _, k := range []int{0, 3} {
 		config := l.gatewayConfig(i)
 		l.change(i, k)(config)
-		step.Try(l.writeYAML(plan.V4[i].Name, "gateway.yaml", config))
+		step.Try(l.WriteYAML(plan.V4[i].Name, "gateway.yaml", config))
 		p = step.Must(l.handOver(ctx, p))
 	}
-	return l.writeYAML(plan.V4[i].Name, "gateway.yaml", l.gatewayConfig(i))
+	return l.WriteYAML(plan.V4[i].Name, "gateway.yaml", l.gatewayConfig(i))
 }

@@ -39,7 +39,7 @@ func keepChecks(short bool) func(*Lab) []Check {
 			n = flowsOfShort
 		}
 		path := fmt.Sprintf("%d connections of each of 4 kinds", n)
-		e := l.pair("rome/pod1", "milan/pod1")
+		e := l.Pair("rome/pod1", "milan/pod1")
 		checks := []Check{
 			firstContact(e),
 			{"restart", path, func(ctx context.Context) (string, error) { return l.checkRestart(ctx, n) }},
@@ -164,7 +164,7 @@ func (l *Lab) kill(ctx context.Context, p *Process) error {
 // kill ends the process by SIGKILL.
 func (p *Process) kill() error {
 	p.stopped.Store(true)
-	if err := p.signal(unix.SIGKILL); err != nil {
+	if err := p.Signal(unix.SIGKILL); err != nil {
 		return err
 	}
 	<-p.ended
@@ -175,7 +175,7 @@ func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (_ string, err error) {
 		defer step.Catch(&err)
 		for i := range plan.V4 {
-			step.Try(l.awaitSaved(ctx, l.gateway(i), time.Now()))
+			step.Try(l.awaitSaved(ctx, l.Gateway(i), time.Now()))
 		}
 		return l.eachGateway(c, killPause, func(p *Process) error { return l.kill(ctx, p) }, exchange)
 	})
@@ -208,7 +208,7 @@ func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
 		defer step.Catch(&err)
 		step.Try(l.stop(p))
 		c := plan.Of(p.Host.Name)
-		step.Try(os.RemoveAll(l.path(c.Name, "state/"+plan.Other(c).Name)))
+		step.Try(os.RemoveAll(l.Path(c.Name, "state/"+plan.Other(c).Name)))
 		return l.startAgain(ctx, p.Host.Name)
 	})
 }
@@ -218,7 +218,7 @@ func (l *Lab) lossOf(ctx context.Context, do func(*Process) error) (string, erro
 	return l.besideFlows(ctx, youngOf, func(c *flowSet, _ func() error) (_ string, err error) {
 		defer step.Catch(&err)
 		for i := range plan.V4 {
-			step.Try(do(l.gateway(i)))
+			step.Try(do(l.Gateway(i)))
 		}
 		s := c.judge(time.Now())
 		if s.all() == 0 {

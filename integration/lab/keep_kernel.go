@@ -12,6 +12,7 @@ import (
 	"culvert/gateway/node"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/reference"
 	"culvert/integration/lab/step"
 )
 
@@ -23,8 +24,8 @@ const kernelPause = time.Minute
 // connection tables are the kernel's and stay; they support only connections between pods.
 func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) error) (figure string, err error) {
 	defer step.Catch(&err)
-	missing := MissingForReference()
-	if l.options.Mode != node.VXLAN {
+	missing := reference.Missing()
+	if l.Options.Mode != node.VXLAN {
 		missing = errors.Join(missing, errors.New("its nodes use VXLAN"))
 	}
 	if missing != nil {
@@ -32,7 +33,7 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 	}
 	restore := step.Must(l.keepReferenceSysctls())
 	defer func() { err = errors.Join(err, restore()) }() // a killed one does not
-	step.Try(l.useGateways(ctx, &referenceAsIs))
+	step.Try(l.UseGateways(ctx, &ReferenceGateway))
 	c, err := newFlowSet(ctx, l, n, true)
 	if err == nil {
 		c.wait, c.mayLose = kernelPause, true
@@ -47,13 +48,13 @@ func (l *Lab) checkKernelParts(ctx context.Context, n int, end func(*Process) er
 		}, func() error { return nil })
 	}
 	err = errors.Join(err, c.end())
-	return figure, errors.Join(err, l.useGateways(ctx, &culvertGateway))
+	return figure, errors.Join(err, l.UseGateways(ctx, &CulvertGateway))
 }
 
 // startKernelParts starts another kernel-based gateway to replace p, which has ended.
 func (l *Lab) startKernelParts(ctx context.Context, p *Process) error {
 	c := plan.Of(p.Host.Name)
-	next, err := l.startGateway(c, &referenceAsIs)
+	next, err := l.startGateway(c, &ReferenceGateway)
 	if err != nil {
 		return err
 	}
@@ -65,7 +66,7 @@ func (l *Lab) killKernelParts(p *Process) error {
 	if err := p.kill(); err != nil {
 		return err
 	}
-	return p.Host.Do(removeKilled)
+	return p.Host.Do(reference.RemoveKilled)
 }
 
 // keepReferenceSysctls returns a function that restores the sysctls that a kernel-based gateway
@@ -77,7 +78,7 @@ func (l *Lab) keepReferenceSysctls() (restore func() error, err error) {
 		before[h] = values
 		err = errors.Join(err, h.Do(func() (err error) {
 			defer step.Catch(&err)
-			for name := range referenceSysctls {
+			for name := range reference.Sysctls {
 				values[name] = strings.TrimSpace(string(step.Must(os.ReadFile(filepath.Join("/proc/sys/net", name)))))
 			}
 			return nil

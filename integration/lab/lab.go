@@ -89,7 +89,7 @@ func (o Options) String() string {
 type Lab struct {
 	Dir string // configurations, keys and logs
 
-	options   Options
+	Options   Options
 	publicKey [len(plan.V4)]string // of each gateway
 	hosts     []*netns.Host
 	six       map[string]*netns.Host // the same by name, with their IPv6 addresses
@@ -109,7 +109,7 @@ const startTimeout = time.Minute
 // holder, see Isolate. The caller must call Stop even after an error, which says where the logs
 // are.
 func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
-	l := &Lab{Dir: dir, options: o, six: make(map[string]*netns.Host)}
+	l := &Lab{Dir: dir, Options: o, six: make(map[string]*netns.Host)}
 	for i := range plan.V4 {
 		if err := l.buildCluster(&plan.V4[i], o.of(&plan.V4[i])); err != nil {
 			return l, fmt.Errorf("lab: build %s: %w", plan.V4[i].Name, err)
@@ -118,7 +118,7 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	if err := l.peer(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
 	}
-	for _, p := range slices.Compact(append([]*plan.Plan{&plan.V4}, l.plans()...)) { // every host has an IPv4 address
+	for _, p := range slices.Compact(append([]*plan.Plan{&plan.V4}, l.Plans()...)) { // every host has an IPv4 address
 		for i := range p {
 			if err := l.addAddresses(p, i); err != nil {
 				return l, fmt.Errorf("lab: addresses: %w", err)
@@ -126,7 +126,7 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 		}
 	}
 	if o.Outside {
-		for _, p := range l.plans() {
+		for _, p := range l.Plans() {
 			for i := range p {
 				if err := l.addOutside(&p[i], &p[1-i]); err != nil {
 					return l, fmt.Errorf("lab: outside of %s: %w", p[i].Name, err)
@@ -134,7 +134,7 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 			}
 		}
 	}
-	if err := l.writeConfigs(); err != nil {
+	if err := l.WriteConfigs(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -205,8 +205,8 @@ func (l *Lab) startCulvert(host string) (*Process, error) {
 	if name == "gateway" {
 		kind, ready = "gateway", gatewayReady
 	}
-	p, err := l.startProgram(l.Host(host), l.options.Culvert, kind == "node", kind, "--config",
-		l.path(cluster, name+".yaml"))
+	p, err := l.startProgram(l.Host(host), l.Options.Culvert, kind == "node", kind, "--config",
+		l.Path(cluster, name+".yaml"))
 	if err != nil {
 		return nil, err
 	}
@@ -225,12 +225,13 @@ func (l *Lab) add(p *Process) {
 	}
 }
 
-func (l *Lab) path(cluster, file string) string { return filepath.Join(l.Dir, cluster, file) }
+// Path is where a file of a cluster is.
+func (l *Lab) Path(cluster, file string) string { return filepath.Join(l.Dir, cluster, file) }
 
 // write makes a file below the lab's folder that other users cannot read.
 func (l *Lab) write(cluster, file string, text []byte) error {
 	if err := os.MkdirAll(filepath.Join(l.Dir, cluster), 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(l.path(cluster, file), text, 0o600)
+	return os.WriteFile(l.Path(cluster, file), text, 0o600)
 }

@@ -27,13 +27,13 @@ var sandboxFaults = []string{"cpu-procs", "cpu-machine", "cpu-restored"}
 // logCheck requires that the logs of both gateways name no fault except those made by earlier
 // checks.
 func (l *Lab) logCheck(made ...string) Check {
-	if l.options.Sandbox.Runsc != "" {
+	if l.Options.Sandbox.Runsc != "" {
 		made = append(made[:len(made):len(made)], sandboxFaults...)
 	}
 	return Check{"logs", "both gateways", func(context.Context) (string, error) {
 		lines := 0
 		var faults []string
-		for _, p := range l.gateways() {
+		for _, p := range l.Gateways() {
 			text, err := ReadLines(p.Log)
 			if err != nil {
 				return "", err

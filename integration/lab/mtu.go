@@ -25,12 +25,12 @@ func mtuChecks(l *Lab) []Check { return append(l.ofFamilies(l.sizeChecks), l.log
 // sizeChecks are the checks of one family. A pod remembers the learnt path MTU, and reflects it in
 // the MSS it sends, so each pair of pods is used for one thing.
 func (l *Lab) sizeChecks(p *plan.Plan) []Check {
-	far, own := l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "milan/pod2", "rome/pod2")
-	farTCP, ownTCP := l.pairOf(p, "rome/pod1", "milan/pod2"), l.pairOf(p, "milan/pod1", "rome/pod2")
+	far, own := l.PairOf(p, "rome/pod1", "milan/pod1"), l.PairOf(p, "milan/pod2", "rome/pod2")
+	farTCP, ownTCP := l.PairOf(p, "rome/pod1", "milan/pod2"), l.PairOf(p, "milan/pod1", "rome/pod2")
 	milan := &p[1]
 	bulk := l.amount(streamBytes)
 	// A gateway that gets super-frames cuts them to its own MTU, and need not notify the pod.
-	superFrames := l.options.Offloads && l.options.Mode != node.TUN
+	superFrames := l.Options.Offloads && l.Options.Mode != node.TUN
 	tooBig := func(e *probe.Ends, from netip.Addr) func(context.Context) (string, error) {
 		return func(ctx context.Context) (string, error) { return e.CheckTooBig(ctx, from) }
 	}

@@ -50,7 +50,7 @@ func (l *Lab) hostsFile(from *netns.Host) string {
 func (l *Lab) writeHosts() error {
 	for _, h := range l.hosts {
 		err := l.write("hosts", hostname(h), []byte(l.hostsFile(h)))
-		if err := errors.Join(err, os.Chmod(l.path("hosts", hostname(h)), 0o644)); err != nil {
+		if err := errors.Join(err, os.Chmod(l.Path("hosts", hostname(h)), 0o644)); err != nil {
 			return err
 		}
 	}
@@ -67,7 +67,7 @@ func (l *Lab) enter(h *netns.Host) error {
 		return fmt.Errorf("host name: %w", err)
 	}
 	// Without that file there is nothing to mount on: names do not resolve, but addresses work.
-	if err := unix.Mount(l.path("hosts", hostname(h)), "/etc/hosts", "", unix.MS_BIND, ""); err != nil &&
+	if err := unix.Mount(l.Path("hosts", hostname(h)), "/etc/hosts", "", unix.MS_BIND, ""); err != nil &&
 		!errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("mount /etc/hosts: %w", err)
 	}

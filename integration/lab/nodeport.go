@@ -238,7 +238,7 @@ func (n *nodePortCheck) judge(forwarders []*forwarder, each int, before []uint64
 func (n *nodePortCheck) received() (bytes []uint64, err error) {
 	for _, node := range n.nodes {
 		err = errors.Join(err, node.Do(func() error {
-			l, err := netlink.LinkByName(tunnelLink)
+			l, err := netlink.LinkByName(TunnelLink)
 			if err != nil {
 				return fmt.Errorf("%s: %w", node.Name, err)
 			}

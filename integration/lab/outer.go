@@ -39,7 +39,7 @@ var gatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
 func (l *Lab) checkOffloads(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	var used []string
-	for _, p := range l.gateways() {
+	for _, p := range l.Gateways() {
 		want := step.Must(kernelOffloads(p.Host))
 		metrics := step.Must(gatewayMetrics(ctx, p.Host))
 		used = nil

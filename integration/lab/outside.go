@@ -26,7 +26,7 @@ const (
 
 // outsideMTU is the MTU of the links to the clients.
 func (l *Lab) outsideMTU() int {
-	if l.options.Outside {
+	if l.Options.Outside {
 		return probe.SmallMTU
 	}
 	return underlayMTU
@@ -61,29 +61,29 @@ func (l *Lab) addOutside(c, peer *plan.Cluster) error {
 
 // natConfig is the nat section of a gateway's configuration, for the families of cs, which are one
 // cluster.
-func natConfig(cs ...*plan.Cluster) object {
-	addresses, services := []object{}, []object{}
+func natConfig(cs ...*plan.Cluster) Object {
+	addresses, services := []Object{}, []Object{}
 	for _, c := range cs {
 		a, s := mapped(c)
 		addresses, services = append(addresses, a), append(services, s...)
 	}
-	return object{"addresses": addresses, "services": services}
+	return Object{"addresses": addresses, "services": services}
 }
 
-func mapped(c *plan.Cluster) (address object, services []object) {
-	var backends []object
+func mapped(c *plan.Cluster) (address Object, services []Object) {
+	var backends []Object
 	for _, n := range c.Nodes {
-		backends = append(backends, object{"address": n.Pod, "port": backendPort})
+		backends = append(backends, Object{"address": n.Pod, "port": backendPort})
 	}
-	service := func(name string, address netip.Addr, more object) object {
-		o := object{"name": name + c.Suffix(), "address": address, "port": servicePort, "protocol": "tcp",
+	service := func(name string, address netip.Addr, more Object) Object {
+		o := Object{"name": name + c.Suffix(), "address": address, "port": servicePort, "protocol": "tcp",
 			"backends": backends}
 		maps.Copy(o, more)
 		return o
 	}
-	return object{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}, []object{
+	return Object{"external": c.MappedAs, "internal": c.Mapped, "via": c.Name + "-" + c.Nodes[0].Name}, []Object{
 		service("balanced", c.Balanced, nil),
-		service("sticky", c.Sticky, object{"affinity": "clientIP"}),
-		service("strict", c.Strict, object{"balance": "hash", "onRemoval": "reset"}),
+		service("sticky", c.Sticky, Object{"affinity": "clientIP"}),
+		service("strict", c.Strict, Object{"balance": "hash", "onRemoval": "reset"}),
 	}
 }

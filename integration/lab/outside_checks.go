@@ -18,7 +18,7 @@ func outsideChecks(l *Lab) []Check {
 
 // sourcesChecks are the checks of one family.
 func (l *Lab) sourcesChecks(p *plan.Plan) []Check {
-	first := l.pairOf(p, "rome/pod1", "milan/pod1")
+	first := l.PairOf(p, "rome/pod1", "milan/pod1")
 	return slices.Concat([]Check{firstContact(first)}, l.nodePortChecks(p), l.sourceChecks(p), l.mappingChecks(p),
 		l.serviceChecks(p), l.servedChecks(p),
 		l.sctpChecks(p), l.fragmentChecks(p), l.errorChecks(p), l.reloadChecks(p))
@@ -64,7 +64,7 @@ func (l *Lab) sourceChecks(p *plan.Plan) []Check {
 	u := rome.Seen(rome.UnknownSource())
 	node := &rome.Nodes[0]
 	from := func(host string, local, want netip.Addr) *probe.Ends {
-		e := l.pairOf(p, host, "milan/pod2")
+		e := l.PairOf(p, host, "milan/pod2")
 		e.Local, e.WantSource = local, want
 		return e
 	}
@@ -114,7 +114,7 @@ func count(seen map[string]int) string {
 }
 
 func (l *Lab) fragmentChecks(p *plan.Plan) []Check {
-	e := l.pairOf(p, "rome/pod1", "milan/pod2")
+	e := l.PairOf(p, "rome/pod1", "milan/pod2")
 	e.Local, e.WantSource = p[0].BehindFirst, p[0].Seen(p[0].UnknownSource())
 	return []Check{{"fragment orders", e.Path(), e.CheckFragmentOrders}}
 }

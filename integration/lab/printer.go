@@ -181,7 +181,7 @@ func (p *printer) finish(dir string) error {
 		}
 	}
 	if p.failed > 0 {
-		return keepLogs(dir, ErrFailed)
+		return KeepLogs(dir, ErrFailed)
 	}
 	if p.o.Style == Brief || p.o.Style == Verbose {
 		fmt.Fprint(p.out, next(os.Args[0]))

@@ -30,7 +30,7 @@ type Process struct {
 	Args []string // such as gateway --config FILE
 	Log  string   // file with its standard output and error
 
-	cmd     *exec.Cmd
+	Cmd     *exec.Cmd
 	ended   chan struct{} // closed when it has ended
 	err     error         // what Wait returned, once ended is closed
 	stopped atomic.Bool   // told to end
@@ -48,23 +48,23 @@ func (l *Lab) startProgram(h *netns.Host, program string, privileged bool, args 
 	}
 	p := &Process{
 		Host: h, Args: args, Log: filepath.Join(logs, strings.ReplaceAll(h.Name, "/", "-")+".log"),
-		cmd: exec.Command(program, args...), ended: make(chan struct{}),
+		Cmd: exec.Command(program, args...), ended: make(chan struct{}),
 	}
 	log, err := os.OpenFile(p.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	if !privileged && l.options.Sandbox.Runsc != "" {
-		if p.sandbox, p.cmd, err = l.newSandbox(h, args); err != nil {
+	if !privileged && l.Options.Sandbox.Runsc != "" {
+		if p.sandbox, p.Cmd, err = l.newSandbox(h, args); err != nil {
 			return nil, fmt.Errorf("%s: sandbox: %w", h.Name, err)
 		}
 		privileged = true // runsc drops what it does not need
 	}
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+l.Dir)
-	if l.options.Attacks {
-		p.cmd.Env = append(p.cmd.Env, attackMemory)
+	p.Cmd.Stdout, p.Cmd.Stderr = log, log
+	p.Cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+l.Dir)
+	if l.Options.Attacks {
+		p.Cmd.Env = append(p.Cmd.Env, attackMemory)
 	}
 	err = h.Do(func() error {
 		if !privileged {
@@ -72,13 +72,13 @@ func (l *Lab) startProgram(h *netns.Host, program string, privileged bool, args 
 				return err
 			}
 		}
-		return p.cmd.Start()
+		return p.Cmd.Start()
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: start culvert %s: %w", h.Name, args[0], err)
 	}
 	go func() {
-		p.err = p.cmd.Wait()
+		p.err = p.Cmd.Wait()
 		close(p.ended)
 	}()
 	return p, nil
@@ -104,7 +104,7 @@ func (p *Process) capabilities(ctx context.Context) (uint64, error) {
 	if p.sandbox != nil {
 		return p.sandbox.capabilities(ctx)
 	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.cmd.Process.Pid)}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.Cmd.Process.Pid)}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&header, &data[0]); err != nil {
 		return 0, err
@@ -173,17 +173,17 @@ func gatewayGet(ctx context.Context, h *netns.Host, path string) (string, error)
 // nodeReady checks for what the node makes last: the route to the last prefix in its configuration,
 // the other cluster's external CIDR.
 func (l *Lab) nodeReady(_ context.Context, h *netns.Host) error {
-	p := l.plans()[0]
+	p := l.Plans()[0]
 	last := netns.IPNet(p.Of(plan.Other(plan.Of(h.Name)).Name + "/").SeenExt)
 	return h.Do(func() error {
-		l, err := netlink.LinkByName(tunnelLink)
+		l, err := netlink.LinkByName(TunnelLink)
 		if err != nil {
 			return err
 		}
 		routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL,
 			&netlink.Route{LinkIndex: l.Attrs().Index, Dst: last}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST)
 		if err == nil && len(routes) == 0 {
-			err = fmt.Errorf("%s has no route to %s", tunnelLink, last)
+			err = fmt.Errorf("%s has no route to %s", TunnelLink, last)
 		}
 		return err
 	})
@@ -192,15 +192,15 @@ func (l *Lab) nodeReady(_ context.Context, h *netns.Host) error {
 // terminate asks the process to end.
 func (p *Process) terminate() {
 	p.stopped.Store(true)
-	p.signal(unix.SIGTERM)
+	p.Signal(unix.SIGTERM)
 }
 
-// signal sends a signal to the process.
-func (p *Process) signal(n unix.Signal) error {
+// Signal sends a signal to the process.
+func (p *Process) Signal(n unix.Signal) error {
 	if p.sandbox != nil {
 		return p.sandbox.signal(n)
 	}
-	return p.cmd.Process.Signal(n)
+	return p.Cmd.Process.Signal(n)
 }
 
 // end ends processes by SIGTERM, in at most stopTimeout. The error reports those that did not end
@@ -223,7 +223,7 @@ func end(processes ...*Process) error {
 		case <-p.ended:
 		case <-deadline:
 			for _, late := range running {
-				late.cmd.Process.Kill()
+				late.Cmd.Process.Kill()
 			}
 			<-p.ended
 		}
@@ -251,4 +251,24 @@ func tail(file string, lines int) string {
 	}
 	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// RunTime returns how long the process's threads have run, in seconds.
+func (p *Process) RunTime() (seconds float64, err error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.Cmd.Process.Pid))
+	if err != nil {
+		return 0, err
+	}
+	for _, name := range threads {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // the thread has ended
+		}
+		var nanoseconds float64
+		if _, err := fmt.Sscan(string(text), &nanoseconds); err != nil {
+			return 0, fmt.Errorf("%s: %w", name, err)
+		}
+		seconds += nanoseconds / 1e9
+	}
+	return seconds, nil
 }

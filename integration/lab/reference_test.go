@@ -2,15 +2,14 @@ package lab
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"culvert/integration/lab/netns"
+	"culvert/integration/lab/netns/netnstest"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/reference"
 	"culvert/integration/lab/step"
 	"culvert/integration/need"
 )
@@ -19,19 +18,19 @@ import (
 // and looks at what is there before, during and after.
 func TestReferenceLeavesNothing(t *testing.T) {
 	need.Namespace(t)
-	need.Kernel(t, "nft", MissingForReference())
-	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
-	need.NoError(t, l.writeConfigs())
+	need.Kernel(t, "nft", reference.Missing())
+	l := &Lab{Dir: t.TempDir(), Options: Standard("vxlan", true)}
+	need.NoError(t, l.WriteConfigs())
 	h, err := netns.New("reference", plan.V4[0].Gateway)
 	need.NoError(t, err)
 	t.Cleanup(h.Close)
-	file := l.path("rome", "gateway.yaml")
-	before := inventory(t, h)
+	file := l.Path("rome", "gateway.yaml")
+	before := netnstest.Inventory(t, h)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- h.Do(func() error { return RunReference(ctx, file) }) }()
+	go func() { ended <- h.Do(func() error { return reference.Run(ctx, file) }) }()
 	limit := time.After(startTimeout)
 	for referenceReady(ctx, h) != nil {
 		select {
@@ -42,7 +41,7 @@ func TestReferenceLeavesNothing(t *testing.T) {
 		case <-time.After(step.Poll):
 		}
 	}
-	during := inventory(t, h)
+	during := netnstest.Inventory(t, h)
 	for _, want := range []string{"link wg0", "link node1", "link node2", "route 10.0.2.0/24", "rule node1",
 		"ip_forward 1"} {
 		if !strings.Contains(during, want) {
@@ -51,49 +50,10 @@ func TestReferenceLeavesNothing(t *testing.T) {
 	}
 	cancel()
 	need.NoError(t, <-ended)
-	if after := inventory(t, h); after != before {
+	if after := netnstest.Inventory(t, h); after != before {
 		t.Errorf("left behind:\n%s\nwant:\n%s", after, before)
 	}
 	if referenceReady(t.Context(), h) == nil {
 		t.Error("the nftables table is still there")
 	}
-}
-
-// inventory lists what a reference gateway makes or changes.
-func inventory(t *testing.T, h *netns.Host) string {
-	t.Helper()
-	var b strings.Builder
-	err := h.Do(func() error {
-		links, err := netlink.LinkList()
-		if err != nil {
-			return err
-		}
-		for _, l := range links {
-			b.WriteString("link " + l.Attrs().Name + "\n")
-		}
-		routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
-		if err != nil {
-			return err
-		}
-		for _, r := range routes {
-			b.WriteString("route " + r.Dst.String() + "\n")
-		}
-		rules, err := netlink.RuleList(netlink.FAMILY_V4)
-		if err != nil {
-			return err
-		}
-		for _, r := range rules {
-			b.WriteString("rule " + r.IifName + "\n")
-		}
-		for _, name := range []string{"ip_forward", "conf/all/rp_filter", "conf/default/rp_filter"} {
-			text, err := os.ReadFile("/proc/sys/net/ipv4/" + name)
-			if err != nil {
-				return err
-			}
-			b.WriteString(name + " " + string(text))
-		}
-		return nil
-	})
-	need.NoError(t, err)
-	return b.String()
 }

@@ -21,7 +21,7 @@ import (
 // derived from one.
 type refusal struct {
 	want   string // in the log
-	change func(config object)
+	change func(config Object)
 	text   func(good string) string
 }
 
@@ -31,29 +31,29 @@ const refusedPort = 22 // what refuseChecks' rule rejects
 // clusters[i].
 func (l *Lab) refusals(i int) []refusal {
 	c := &plan.V4[i]
-	node := func(more object) func(object) {
-		return func(config object) {
-			o := object{"name": "third", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77",
+	node := func(more Object) func(Object) {
+		return func(config Object) {
+			o := Object{"name": "third", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77",
 				"podCIDRs": []string{"10.0.77.0/24"}}
 			maps.Copy(o, more)
 			set(config, "geneve.nodes", append(nodesOf(config), o))
 		}
 	}
-	at := func(path string, value any) func(object) { return func(config object) { set(config, path, value) } }
-	mapping := func(external, internal, via string) []object {
-		return []object{{"external": "10.70.9.1", "internal": "203.0.113.1"},
+	at := func(path string, value any) func(Object) { return func(config Object) { set(config, path, value) } }
+	mapping := func(external, internal, via string) []Object {
+		return []Object{{"external": "10.70.9.1", "internal": "203.0.113.1"},
 			{"external": external, "internal": internal, "via": via}}
 	}
-	rules := func(more ...object) []object { return append([]object{{"name": "one", "action": "accept"}}, more...) }
-	remote := func(cidr, remap string) object {
-		return object{"podCIDRs": []object{{"cidr": cidr, "remap": remap}}}
+	rules := func(more ...Object) []Object { return append([]Object{{"name": "one", "action": "accept"}}, more...) }
+	remote := func(cidr, remap string) Object {
+		return Object{"podCIDRs": []Object{{"cidr": cidr, "remap": remap}}}
 	}
 	first := c.Nodes[0]
 	wrongRole := map[string]string{"client": "server", "server": "client"}[c.Role]
 	var key string // the file of another key; a write error shows as a wrong refusal
 	if err := l.write(c.Name, "other.key", []byte("QEFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=\n")); err == nil {
-		key = l.path(c.Name, "other.key")
-		if l.options.Sandbox.Runsc != "" { // the gateway there has another user
+		key = l.Path(c.Name, "other.key")
+		if l.Options.Sandbox.Runsc != "" { // the gateway there has another user
 			os.Chown(key, sandboxUser, sandboxUser)
 		}
 	}
@@ -66,19 +66,19 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "peer: \\\"a\\\\nlevel=error\\\" is no name", change: at("peer", "a\nlevel=error")},
 		{want: "mtu: cannot change", change: at("mtu", probe.SmallMTU)},
 		{want: "mtu: ", change: at("mtu", 90000)},
-		{want: "state: cannot change", change: at("state", l.path(c.Name, "elsewhere"))},
+		{want: "state: cannot change", change: at("state", l.Path(c.Name, "elsewhere"))},
 		{want: "metrics: cannot change", change: at("metrics", "127.0.0.1:9999")},
 		{want: "metrics: ", change: at("metrics", "127.0.0.1:99999")},
-		{want: "log.format: cannot change", change: at("log", object{"format": "json"})},
-		{want: "log.level: ", change: at("log", object{"level": "loud"})},
+		{want: "log.format: cannot change", change: at("log", Object{"format": "json"})},
+		{want: "log.level: ", change: at("log", Object{"level": "loud"})},
 		{want: "mssClamp: ", change: at("mssClamp", 3)},
 		{want: "wireguard.", change: at("wireguard.role", wrongRole)},
 		{want: "wireguard.listenPort: cannot change", change: at("wireguard.listenPort", 51999)},
 		{want: "wireguard.uapi: cannot change", change: at("wireguard.uapi", true)},
 		{want: "wireguard.keepalive: ", change: at("wireguard.keepalive", "-1s")},
 		{want: "wireguard.endpoint: ", change: at("wireguard.endpoint", "nowhere")},
-		{want: "wireguard.privateKeyFile: ", change: at("wireguard.privateKeyFile", l.path(c.Name, "none.key"))},
-		{want: "wireguard.privateKeyFile: ", change: at("wireguard.privateKeyFile", l.path(c.Name, "gateway.yaml"))},
+		{want: "wireguard.privateKeyFile: ", change: at("wireguard.privateKeyFile", l.Path(c.Name, "none.key"))},
+		{want: "wireguard.privateKeyFile: ", change: at("wireguard.privateKeyFile", l.Path(c.Name, "gateway.yaml"))},
 		{want: "wireguard.privateKeyFile: cannot change", change: at("wireguard.privateKeyFile", key)},
 		{want: "wireguard.peerPublicKey: not a WireGuard key", change: at("wireguard.peerPublicKey", "short")},
 		{want: "wireguard.peerPublicKey: this is this gateway", change: at("wireguard.peerPublicKey", l.publicKey[i])},
@@ -86,20 +86,20 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "geneve.gatewayAddress: routers do not forward packets to 0.0.0.0",
 			change: at("geneve.gatewayAddress", "0.0.0.0")},
 		{want: "geneve.sourceCheck: ", change: at("geneve.sourceCheck", "pod")},
-		{want: "geneve.nodes: missing", change: at("geneve.nodes", []object{})},
-		{want: "geneve.nodes[1].inner: VXLAN", change: node(object{"encap": "vxlan", "inner": "ip"})},
-		{want: "geneve.nodes[1].vni: ", change: node(object{"vni": 1 << 24})},
-		{want: "geneve.nodes[1].vni: ", change: node(object{"vni": first.VNI})},
-		{want: "geneve.nodes[1].name: ", change: node(object{"name": c.Name + "-" + first.Name})},
-		{want: "geneve.nodes[1].name: ", change: node(object{"name": "liqo-tunnel"})},
-		{want: "geneve.nodes[1].address: ", change: node(object{"address": first.Internal})},
-		{want: "geneve.nodes[1].address: ", change: node(object{"address": "10.0.77.1"})},
-		{want: "geneve.nodes[1].underlay: ", change: node(object{"underlay": "224.0.0.1"})},
-		{want: "geneve.nodes[1].podCIDRs[0]: ", change: node(object{"podCIDRs": []string{"10.99.0.0/24"}})},
+		{want: "geneve.nodes: missing", change: at("geneve.nodes", []Object{})},
+		{want: "geneve.nodes[1].inner: VXLAN", change: node(Object{"encap": "vxlan", "inner": "ip"})},
+		{want: "geneve.nodes[1].vni: ", change: node(Object{"vni": 1 << 24})},
+		{want: "geneve.nodes[1].vni: ", change: node(Object{"vni": first.VNI})},
+		{want: "geneve.nodes[1].name: ", change: node(Object{"name": c.Name + "-" + first.Name})},
+		{want: "geneve.nodes[1].name: ", change: node(Object{"name": "liqo-tunnel"})},
+		{want: "geneve.nodes[1].address: ", change: node(Object{"address": first.Internal})},
+		{want: "geneve.nodes[1].address: ", change: node(Object{"address": "10.0.77.1"})},
+		{want: "geneve.nodes[1].underlay: ", change: node(Object{"underlay": "224.0.0.1"})},
+		{want: "geneve.nodes[1].podCIDRs[0]: ", change: node(Object{"podCIDRs": []string{"10.99.0.0/24"}})},
 		{want: "geneve.nodes[1].podCIDRs[0]: ",
-			change: node(object{"podCIDRs": []netip.Prefix{first.PodCIDR.Masked()}})},
-		{want: "network.local.podCIDRs: missing", change: at("network.local", object{})},
-		{want: "network.remote.podCIDRs: missing", change: at("network.remote", object{})},
+			change: node(Object{"podCIDRs": []netip.Prefix{first.PodCIDR.Masked()}})},
+		{want: "network.local.podCIDRs: missing", change: at("network.local", Object{})},
+		{want: "network.remote.podCIDRs: missing", change: at("network.remote", Object{})},
 		{want: "network.remote.podCIDRs[0].remap: ", change: at("network.remote",
 			remote("10.0.0.0/16", "10.61.0.0/17"))},
 		{want: "network.remote.podCIDRs[0].remap: ", change: at("network.remote",
@@ -113,12 +113,12 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "nat.addresses[1].via: ", change: at("nat.addresses", mapping("10.70.9.2", "203.0.113.2", "paris-1"))},
 		{want: "nat.maxConnections: ", change: at("nat.maxConnections", 1<<30)},
 		{want: "nat.services[0].backends: missing", change: at("nat.services",
-			[]object{{"name": "web", "address": "10.70.9.3", "port": 80}})},
-		{want: "rules[1].name: ", change: at("rules", rules(object{"name": "one", "action": "drop"}))},
-		{want: "rules[1].action: missing", change: at("rules", rules(object{"name": "two"}))},
-		{want: "rules[1].ports: ", change: at("rules", rules(object{"name": "two", "action": "drop", "ports": "22"}))},
+			[]Object{{"name": "web", "address": "10.70.9.3", "port": 80}})},
+		{want: "rules[1].name: ", change: at("rules", rules(Object{"name": "one", "action": "drop"}))},
+		{want: "rules[1].action: missing", change: at("rules", rules(Object{"name": "two"}))},
+		{want: "rules[1].ports: ", change: at("rules", rules(Object{"name": "two", "action": "drop", "ports": "22"}))},
 		{want: "rules[1].src[0]: ",
-			change: at("rules", rules(object{"name": "two", "action": "drop", "src": []string{"10.0.0.1/8"}}))},
+			change: at("rules", rules(Object{"name": "two", "action": "drop", "src": []string{"10.0.0.1/8"}}))},
 		{want: "not YAML", text: func(good string) string { return good + "\n\t{" }},
 		{want: "more than one YAML document", text: func(good string) string { return good + "---\nmtu: 1\n" }},
 		{want: "cluster: missing", text: func(string) string { return "" }},
@@ -143,20 +143,20 @@ func (l *Lab) checkRefused(ctx context.Context) (string, error) {
 func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 	defer step.Catch(&err)
 	name := plan.V4[i].Name
-	good := func(config object) {
-		config["rules"] = []object{{"name": "no-ssh", "from": "remote", "protocol": "tcp",
+	good := func(config Object) {
+		config["rules"] = []Object{{"name": "no-ssh", "from": "remote", "protocol": "tcp",
 			"ports": fmt.Sprint(refusedPort), "action": "reject"}}
 	}
 	step.Try(l.reload(ctx, i, good))
 	var calls []*probe.Call
 	var ends []*probe.Ends
 	for _, pod := range []string{"/pod1", "/pod2"} {
-		e := l.pair(plan.V4[1-i].Name+pod, name+pod)
+		e := l.Pair(plan.V4[1-i].Name+pod, name+pod)
 		defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
 		c := step.Must(probe.NewCall(ctx, e.From, netip.AddrPortFrom(e.Target, backendPort)))
 		calls, ends = append(calls, c), append(ends, e)
 	}
-	text := step.Must(os.ReadFile(l.path(name, "gateway.yaml")))
+	text := step.Must(os.ReadFile(l.Path(name, "gateway.yaml")))
 	files := 0
 	for k, r := range l.refusals(i) {
 		if os.Getenv("CULVERT_LONG") == "" && k%2 != i {
@@ -170,7 +170,7 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 			set(config, "geneve.nodes", nodesOf(config)[:1])
 			set(config, "wireguard.keepalive", "7s")
 			r.change(config)
-			err = l.writeYAML(name, "gateway.yaml", config)
+			err = l.WriteYAML(name, "gateway.yaml", config)
 		}
 		if err == nil {
 			err = l.nothingChanges(ctx, i, r.want)

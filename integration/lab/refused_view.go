@@ -26,7 +26,7 @@ func (l *Lab) stableView(ctx context.Context, i int) ([]string, error) {
 			break
 		}
 		if time.Since(began) > viewPatience {
-			return nil, fmt.Errorf("%s: its counters change without traffic: %s", l.gateway(i).Name(),
+			return nil, fmt.Errorf("%s: its counters change without traffic: %s", l.Gateway(i).Name(),
 				differences(last, next))
 		}
 		last = next
@@ -52,12 +52,12 @@ func differences(before, after []string) string {
 // observation, its open sockets and its connections.
 func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
 	defer step.Catch(&err)
-	p := l.gateway(i)
+	p := l.Gateway(i)
 	metrics := step.Must(gatewayGet(ctx, p.Host, "/metrics"))
 	lines := slices.DeleteFunc(strings.Split(metrics, "\n"), func(line string) bool {
 		return strings.HasPrefix(line, "culvert_listener_") || strings.HasPrefix(line, "culvert_node_silence_seconds")
 	})
-	proc := filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid))
+	proc := filepath.Join("/proc", fmt.Sprint(p.Cmd.Process.Pid))
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
 		text := step.Must(os.ReadFile(filepath.Join(proc, "net", table)))
 		for line := range strings.Lines(string(text)) {
@@ -67,7 +67,7 @@ func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
 			}
 		}
 	}
-	if l.options.Sandbox.Runsc != "" { // its control socket is not on the host
+	if l.Options.Sandbox.Runsc != "" { // its control socket is not on the host
 		return lines, nil
 	}
 	var connections []*gatewaycontrol.Connection
@@ -86,7 +86,7 @@ func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
 
 // configured returns the configuration file that a gateway reports, and its rules and routes.
 func (l *Lab) configured(ctx context.Context, i int) ([]string, error) {
-	if l.options.Sandbox.Runsc != "" { // its control socket is not on the host
+	if l.Options.Sandbox.Runsc != "" { // its control socket is not on the host
 		return nil, nil
 	}
 	c := gatewaycontrol.NewClient(l.socket(i))

@@ -25,12 +25,12 @@ const (
 
 // reload writes the configuration of the gateway of clusters[i], modified by change, and waits
 // until the gateway has applied it.
-func (l *Lab) reload(ctx context.Context, i int, change func(config object)) error {
+func (l *Lab) reload(ctx context.Context, i int, change func(config Object)) error {
 	config := l.gatewayConfig(i)
 	if change != nil {
 		change(config)
 	}
-	if err := l.writeYAML(plan.V4[i].Name, "gateway.yaml", config); err != nil {
+	if err := l.WriteYAML(plan.V4[i].Name, "gateway.yaml", config); err != nil {
 		return err
 	}
 	_, err := l.sendHangup(ctx, i, appliedText)
@@ -41,9 +41,9 @@ func (l *Lab) reload(ctx context.Context, i int, change func(config object)) err
 // contain want.
 func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, err error) {
 	defer step.Catch(&err)
-	p := l.gateway(i)
+	p := l.Gateway(i)
 	before := step.Must(ReadLines(p.Log))
-	step.Try(p.signal(unix.SIGHUP))
+	step.Try(p.Signal(unix.SIGHUP))
 	step.Try(step.Await(ctx, startTimeout, step.Poll, func() error {
 		log, err := ReadLines(p.Log)
 		for line = range strings.Lines(log[min(len(before), len(log)):]) {
@@ -59,8 +59,8 @@ func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, 
 	return line, nil
 }
 
-// gateway returns the gateway process of clusters[i].
-func (l *Lab) gateway(i int) *Process { return l.process(plan.V4[i].Name + "/gateway") }
+// Gateway returns the gateway process of clusters[i].
+func (l *Lab) Gateway(i int) *Process { return l.process(plan.V4[i].Name + "/gateway") }
 
 func (l *Lab) reloadChecks(p *plan.Plan) []Check {
 	return []Check{
@@ -77,23 +77,23 @@ func (l *Lab) reloadChecks(p *plan.Plan) []Check {
 // connection.
 func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error) {
 	defer step.Catch(&err)
-	e := l.pairOf(p, "milan/pod1", "rome/pod1")
+	e := l.PairOf(p, "milan/pod1", "rome/pod1")
 	defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
 	to := netip.AddrPortFrom(e.Target, backendPort)
 	old := step.Must(probe.NewCall(ctx, e.From, to))
 	if _, _, err := old.Ask(); err != nil {
 		return "", fmt.Errorf("before any rule: %w", err)
 	}
-	rule := func(action string) func(object) {
-		return func(config object) {
-			config["rules"] = []object{{"name": "check", "from": "remote", "protocol": "tcp",
+	rule := func(action string) func(Object) {
+		return func(config Object) {
+			config["rules"] = []Object{{"name": "check", "from": "remote", "protocol": "tcp",
 				"ports": fmt.Sprint(backendPort), "action": action}}
 		}
 	}
 	// A lost packet is noticed by a missing answer in less time than the first retransmission; a
 	// new connection then waits for its second SYN.
 	for _, stage := range []struct {
-		change func(object)
+		change func(Object)
 		want   error
 		what   string
 	}{
@@ -142,19 +142,19 @@ func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err erro
 		WantSource: milan.Seen(milan.MappedAs)}
 	back.Target = rome.Seen(back.To.Address)
 	streams := []*probe.Ends{
-		l.pairOf(p, "rome/pod1", "milan/pod1"), l.pairOf(p, "rome/pod2", "milan/pod2"), l.pairOf(p, "milan/pod1",
+		l.PairOf(p, "rome/pod1", "milan/pod1"), l.PairOf(p, "rome/pod2", "milan/pod2"), l.PairOf(p, "milan/pod1",
 			"rome/pod2"),
-		u(l.pairOf(p, "rome/pod1", "milan/pod2"), rome.BehindFirst, rome), u(l.pairOf(p, "rome/node2", "milan/pod1"),
+		u(l.PairOf(p, "rome/pod1", "milan/pod2"), rome.BehindFirst, rome), u(l.PairOf(p, "rome/node2", "milan/pod1"),
 			rome.Nodes[1].Underlay, rome),
-		u(l.pairOf(p, "rome/client", "milan/pod1"), rome.Client, rome), mapped, back,
+		u(l.PairOf(p, "rome/client", "milan/pod1"), rome.Client, rome), mapped, back,
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	bulk := int64(reloadBytes)
 	switch {
-	case l.options.Sandbox.Runsc != "":
+	case l.Options.Sandbox.Runsc != "":
 		bulk /= lessPart
-	case l.options.Inside != IPv4:
+	case l.Options.Inside != IPv4:
 		bulk /= 2
 	}
 	ended := make(chan error, len(streams))
@@ -197,15 +197,15 @@ func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err erro
 }
 
 // thirdNode is a node of clusters[i] that exists in no lab.
-func (l *Lab) thirdNode(i int) object {
+func (l *Lab) thirdNode(i int) Object {
 	var address []netip.Addr
 	var pods []netip.Prefix
-	for _, p := range l.plans() {
+	for _, p := range l.Plans() {
 		address, pods = append(address, netip.MustParseAddr(p.Text("10.80.0.77"))),
 			append(pods, netip.MustParsePrefix(p.Text("10.0.77.0/24")))
 	}
 	outer := &l.outer()[i]
-	return object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay),
+	return Object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay),
 		"address": oneOrBoth(address), "podCIDRs": pods}
 }
 
@@ -215,31 +215,31 @@ func spare(of netip.Prefix) netip.Addr {
 }
 
 // change returns one of several changes that affect none of the streams.
-func (l *Lab) change(i, n int) func(config object) {
-	c := &l.plans()[0][i]
-	return []func(object){
-		func(config object) {
-			config["rules"] = []object{
+func (l *Lab) change(i, n int) func(config Object) {
+	c := &l.Plans()[0][i]
+	return []func(Object){
+		func(config Object) {
+			config["rules"] = []Object{
 				{"name": "no-ssh", "from": "remote", "protocol": "tcp", "ports": "22", "action": "drop"},
 				{"name": "no-dns", "protocol": "udp", "ports": "53", "action": "reject"},
 			}
 		},
-		func(config object) {
+		func(config Object) {
 			set(config, "geneve.nodes", append(nodesOf(config), l.thirdNode(i)))
 		},
-		func(config object) {
-			nat := config["nat"].(object)
-			nat["addresses"] = append(nat["addresses"].([]object), object{"external": spare(c.External),
+		func(config Object) {
+			nat := config["nat"].(Object)
+			nat["addresses"] = append(nat["addresses"].([]Object), Object{"external": spare(c.External),
 				"internal": spare(c.Outside)})
-			nat["services"] = nat["services"].([]object)[:1]
+			nat["services"] = nat["services"].([]Object)[:1]
 		},
-		func(config object) {
+		func(config Object) {
 			// The same nodes in another order: their connections must not be affected.
 			nodes := nodesOf(config)
 			nodes[0], nodes[1] = nodes[1], nodes[0]
 		},
-		func(config object) { set(config, "nat.services", nil) },
-		func(config object) { config["cpus"] = min(2, runtime.NumCPU()) },
+		func(config Object) { set(config, "nat.services", nil) },
+		func(config Object) { config["cpus"] = min(2, runtime.NumCPU()) },
 		nil,
 	}[n%7]
 }
@@ -252,13 +252,13 @@ const cpusStreams = 8
 func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string, error) {
 	return l.besideFlows(ctx, n, func(c *flowSet, exchange func() error) (figure string, err error) {
 		defer step.Catch(&err)
-		streams := step.Must(l.pair("rome/pod2", "milan/pod2").StartBulk(cpusStreams, 0))
+		streams := step.Must(l.Pair("rome/pod2", "milan/pod2").StartBulk(cpusStreams, 0))
 		defer func() { err = errors.Join(err, streams.Stop()) }()
 		step.Try(c.measureUndisturbed())
 		undisturbed := time.Duration(streams.Pause.Swap(0))
 		figure, err = l.eachGateway(c, pause, func(p *Process) error {
 			i := plan.V4.Index(p.Host.Name)
-			if err := l.reload(ctx, i, func(config object) { config["cpus"] = 2 }); err != nil {
+			if err := l.reload(ctx, i, func(config Object) { config["cpus"] = 2 }); err != nil {
 				return err
 			}
 			return l.reload(ctx, i, nil)

@@ -68,29 +68,29 @@ func (l *Lab) newSandbox(h *netns.Host, args []string) (*sandbox, *exec.Cmd, err
 		return nil, nil, fmt.Errorf("root: %w", err)
 	}
 	cluster := plan.Of(h.Name).Name
-	s := &sandbox{l.options.Sandbox, filepath.Join(l.Dir, "runsc"), cluster}
+	s := &sandbox{l.Options.Sandbox, filepath.Join(l.Dir, "runsc"), cluster}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return nil, nil, err
 	}
-	files := filepath.Dir(l.path(cluster, "gateway.yaml"))
-	state := l.path(cluster, "state")
+	files := filepath.Dir(l.Path(cluster, "gateway.yaml"))
+	state := l.Path(cluster, "state")
 	if err := os.Mkdir(state, 0o700); err != nil {
 		return nil, nil, err
 	}
-	for _, name := range []string{files, state, l.path(cluster, "gateway.yaml"), l.path(cluster, "private.key")} {
+	for _, name := range []string{files, state, l.Path(cluster, "gateway.yaml"), l.Path(cluster, "private.key")} {
 		if err := os.Chown(name, sandboxUser, sandboxUser); err != nil {
 			return nil, nil, err
 		}
 	}
-	bind := func(source, destination, mode string) object {
-		return object{"type": "bind", "source": source, "destination": destination, "options": []string{"bind", mode}}
+	bind := func(source, destination, mode string) Object {
+		return Object{"type": "bind", "source": source, "destination": destination, "options": []string{"bind", mode}}
 	}
-	namespaces := []object{{"type": "network", "path": "/proc/self/ns/net"}} // of runsc, which starts inside the host
+	namespaces := []Object{{"type": "network", "path": "/proc/self/ns/net"}} // of runsc, which starts inside the host
 	for _, kind := range []string{"pid", "mount", "ipc", "uts"} {
-		namespaces = append(namespaces, object{"type": kind})
+		namespaces = append(namespaces, Object{"type": kind})
 	}
-	linux := object{"namespaces": namespaces}
+	linux := Object{"namespaces": namespaces}
 	if s.Groups != "" {
 		linux["cgroupsPath"] = s.Groups + "-" + cluster
 	}
@@ -98,19 +98,19 @@ func (l *Lab) newSandbox(h *netns.Host, args []string) (*sandbox, *exec.Cmd, err
 	if err := os.MkdirAll(filepath.Join(bundle, "root"), 0o755); err != nil {
 		return nil, nil, err
 	}
-	text, err := json.Marshal(object{
+	text, err := json.Marshal(Object{
 		"ociVersion": "1.0.2",
-		"process": object{
-			"user": object{"uid": sandboxUser, "gid": sandboxUser}, "cwd": "/", "noNewPrivileges": true,
-			"args": append([]string{sandboxCulvert}, args...), "capabilities": object{},
+		"process": Object{
+			"user": Object{"uid": sandboxUser, "gid": sandboxUser}, "cwd": "/", "noNewPrivileges": true,
+			"args": append([]string{sandboxCulvert}, args...), "capabilities": Object{},
 		},
-		"root": object{"path": "root", "readonly": true},
-		"mounts": []object{
+		"root": Object{"path": "root", "readonly": true},
+		"mounts": []Object{
 			{"type": "proc", "source": "proc", "destination": "/proc"},
 			{"type": "sysfs", "source": "sysfs", "destination": "/sys"},
 			{"type": "cgroup", "source": "cgroup", "destination": "/sys/fs/cgroup", "options": []string{"ro"}},
 			{"type": "tmpfs", "source": "tmpfs", "destination": "/tmp"},
-			bind(l.options.Culvert, sandboxCulvert, "ro"), bind(busybox, sandboxBusybox, "ro"),
+			bind(l.Options.Culvert, sandboxCulvert, "ro"), bind(busybox, sandboxBusybox, "ro"),
 			bind(files, files, "ro"), bind(state, state, "rw"),
 		},
 		"linux": linux,

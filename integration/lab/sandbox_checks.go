@@ -31,9 +31,9 @@ var floodFaults = []string{"node-deaf", "node-silent", "node-loss", "node-one-wa
 
 // sandboxChecks concern what gVisor tells a gateway about the machine.
 func (l *Lab) sandboxChecks() []Check {
-	there, back := l.pair("rome/pod1", "milan/pod1"), l.pair("milan/pod1", "rome/pod1")
+	there, back := l.Pair("rome/pod1", "milan/pod1"), l.Pair("milan/pod1", "rome/pod1")
 	checks := []Check{{"sandbox sockets", "both gateways", l.checkSandboxSockets}}
-	if l.options.Sandbox.Groups != "" {
+	if l.Options.Sandbox.Groups != "" {
 		checks = append(checks, Check{"sandbox memory", "both gateways", l.checkSandboxMemory})
 	}
 	for _, f := range floods {
@@ -50,7 +50,7 @@ func (l *Lab) sandboxChecks() []Check {
 // memory; and no count of overflows, which gVisor does not provide.
 func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 	buffers := map[string]float64{"send": udp.DefaultSocketBuffer, "receive": 1 << 19}
-	for _, p := range l.gateways() {
+	for _, p := range l.Gateways() {
 		metrics, err := gatewayMetrics(ctx, p.Host)
 		if err != nil {
 			return "", err
@@ -76,7 +76,7 @@ func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 // 256 bytes a connection.
 func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 	const want = SandboxMemory / 4 / 256
-	for _, p := range l.gateways() {
+	for _, p := range l.Gateways() {
 		metrics, err := gatewayMetrics(ctx, p.Host)
 		if err != nil {
 			return "", err
@@ -94,7 +94,7 @@ func (l *Lab) checkSandboxFlood(ctx context.Context, e *probe.Ends, bits float64
 	held := make(chan error, 1)
 	go func() {
 		var err error
-		for _, p := range l.gateways() {
+		for _, p := range l.Gateways() {
 			err = errors.Join(err, p.sandbox.hold(ctx, holdTime))
 		}
 		held <- err
@@ -103,7 +103,7 @@ func (l *Lab) checkSandboxFlood(ctx context.Context, e *probe.Ends, bits float64
 	if err = errors.Join(err, <-held); err != nil {
 		return "", err
 	}
-	for _, p := range l.gateways() {
+	for _, p := range l.Gateways() {
 		if _, err := gatewayGet(ctx, p.Host, "/healthz"); err != nil {
 			return "", fmt.Errorf("after the flood: %s: %w", p.Host.Name, err)
 		}

@@ -107,7 +107,7 @@ type sctpPair struct {
 var sctpTags = [][2]uint32{{0x11111111, 0x21212121}, {0x12345678, 0x87654321}}
 
 func (l *Lab) newSCTPPair(p *plan.Plan) (s *sctpPair, err error) {
-	e, rome := l.pairOf(p, "rome/pod1", "milan/pod1"), &p[0]
+	e, rome := l.PairOf(p, "rome/pod1", "milan/pod1"), &p[0]
 	s = &sctpPair{u: rome.Seen(rome.UnknownSource()), target: e.Target, ports: make([]uint16, len(sctpTags))}
 	if s.far, err = newSCTPEnd(e.To, e.To.Address); err != nil {
 		return nil, err

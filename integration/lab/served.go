@@ -82,11 +82,11 @@ func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, err
 		defer server.Close()
 	}
 	rome := &s.plan[0]
-	endpoints := []object{{"address": s.plan[1].Seen(s.endpoints[2].Address), "port": backendPort}}
+	endpoints := []Object{{"address": s.plan[1].Seen(s.endpoints[2].Address), "port": backendPort}}
 	for _, n := range rome.Nodes {
-		endpoints = append(endpoints, object{"address": n.Pod, "port": backendPort, "node": n.Name})
+		endpoints = append(endpoints, Object{"address": n.Pod, "port": backendPort, "node": n.Name})
 	}
-	err = s.lab.serveOn(ctx, rome, []object{
+	err = s.lab.ServeOn(ctx, rome, []Object{
 		{"name": "web", "clusterIP": rome.Served, "port": servicePort, "nodePort": clusterNodePort,
 			"endpoints": endpoints},
 		{"name": "near", "port": servicePort, "nodePort": localNodePort, "externalTrafficPolicy": "Local",
@@ -98,19 +98,19 @@ func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, err
 	return figure, err
 }
 
-// serveOn calls do while the first node of c serves Services by a second culvert node, beside the
+// ServeOn calls do while the first node of c serves Services by a second culvert node, beside the
 // one with the tunnel.
-func (l *Lab) serveOn(ctx context.Context, c *plan.Cluster, serve []object, do func() error) (err error) {
+func (l *Lab) ServeOn(ctx context.Context, c *plan.Cluster, serve []Object, do func() error) (err error) {
 	const file = "services.yaml"
-	err = l.writeYAML(c.Name, file, object{"name": c.Nodes[0].Name,
-		"services": object{"addresses": []netip.Addr{c.Nodes[0].Underlay},
+	err = l.WriteYAML(c.Name, file, Object{"name": c.Nodes[0].Name,
+		"services": Object{"addresses": []netip.Addr{c.Nodes[0].Underlay},
 			"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{c.Services}, "metrics": metricsAddress,
 			"serve": serve}})
 	if err != nil {
 		return err
 	}
-	p, err := l.startProgram(l.Host(c.Name+"/"+c.Nodes[0].Name), l.options.Culvert, true, "node", "--config",
-		l.path(c.Name, file))
+	p, err := l.startProgram(l.Host(c.Name+"/"+c.Nodes[0].Name), l.Options.Culvert, true, "node", "--config",
+		l.Path(c.Name, file))
 	if err != nil {
 		return err
 	}

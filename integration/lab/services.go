@@ -162,10 +162,10 @@ func (s *serviceCheck) removal(service string, resets bool) func(context.Context
 		leaving, staying := c.Name+"/"+c.Nodes[0].PodName, c.Name+"/"+c.Nodes[1].PodName
 		calls := step.Must(s.oneEach(ctx, to))
 		defer func() { err = errors.Join(err, s.lab.reload(ctx, s.cluster, nil)) }()
-		step.Try(s.lab.reload(ctx, s.cluster, func(config object) {
-			for _, o := range config["nat"].(object)["services"].([]object) {
+		step.Try(s.lab.reload(ctx, s.cluster, func(config Object) {
+			for _, o := range config["nat"].(Object)["services"].([]Object) {
 				if o["name"] == service+c.Suffix() {
-					o["backends"] = o["backends"].([]object)[1:]
+					o["backends"] = o["backends"].([]Object)[1:]
 				}
 			}
 		}))

@@ -23,17 +23,17 @@ const lessPart = 4
 
 // amount returns n bytes, or the fraction of it for labs that send less.
 func (l *Lab) amount(n int64) int64 {
-	if l.options.Sandbox.Runsc != "" || l.options.Inside != IPv4 {
+	if l.Options.Sandbox.Runsc != "" || l.Options.Inside != IPv4 {
 		return n / lessPart
 	}
 	return n
 }
 
-// pair is the ends from one pod to another in the other cluster, over the family of l.plan.
-func (l *Lab) pair(from, to string) *probe.Ends { return l.pairOf(l.plan(), from, to) }
+// Pair is the ends from one pod to another in the other cluster, over the family of l.plan.
+func (l *Lab) Pair(from, to string) *probe.Ends { return l.PairOf(l.plan(), from, to) }
 
-// pairOf is pair over the family of a plan.
-func (l *Lab) pairOf(p *plan.Plan, from, to string) *probe.Ends {
+// PairOf is pair over the family of a plan.
+func (l *Lab) PairOf(p *plan.Plan, from, to string) *probe.Ends {
 	e := &probe.Ends{From: l.host(p, from), To: l.host(p, to)}
 	e.Target, e.WantSource = p.Of(to).Seen(e.To.Address), p.Of(from).Seen(e.From.Address)
 	return e
@@ -47,7 +47,7 @@ func standardChecks(l *Lab) []Check {
 	}
 	checks = append(checks, l.ofFamilies(l.trafficChecks)...)
 	checks = append(checks, Check{"socket offloads", "both gateways", l.checkOffloads}, l.logCheck())
-	if l.options.Sandbox.Runsc != "" {
+	if l.Options.Sandbox.Runsc != "" {
 		checks = append(checks, l.sandboxChecks()...)
 	}
 	return checks
@@ -56,10 +56,10 @@ func standardChecks(l *Lab) []Check {
 // ofFamilies returns the checks of one list for each family of the lab. A dual lab tests IPv4,
 // which others cover, only briefly.
 func (l *Lab) ofFamilies(list func(*plan.Plan) []Check) (checks []Check) {
-	for _, p := range l.plans() {
-		if l.options.Inside == IPv4AndIPv6 && !p.Is6() {
-			e := l.pairOf(p, "rome/pod2", "milan/pod2")
-			e.Size = min(l.options.Rome.MTU, l.options.Milan.MTU)
+	for _, p := range l.Plans() {
+		if l.Options.Inside == IPv4AndIPv6 && !p.Is6() {
+			e := l.PairOf(p, "rome/pod2", "milan/pod2")
+			e.Size = min(l.Options.Rome.MTU, l.Options.Milan.MTU)
 			checks = append(checks, firstContact(e),
 				Check{"ping", e.Path(), e.CheckPing}, Check{"tcp both ways", e.Path(),
 					func(ctx context.Context) (string, error) {
@@ -79,12 +79,12 @@ func (l *Lab) ofFamilies(list func(*plan.Plan) []Check) (checks []Check) {
 
 // trafficChecks are the promises to pods of one family.
 func (l *Lab) trafficChecks(p *plan.Plan) []Check {
-	first := l.pairOf(p, "rome/pod1", "milan/pod1")
+	first := l.PairOf(p, "rome/pod1", "milan/pod1")
 	bulk := l.amount(streamBytes)
 	checks := []Check{firstContact(first)}
 	for _, from := range []string{"pod1", "pod2"} {
 		for _, to := range []string{"pod1", "pod2"} {
-			for _, e := range []*probe.Ends{l.pairOf(p, "rome/"+from, "milan/"+to), l.pairOf(p, "milan/"+to,
+			for _, e := range []*probe.Ends{l.PairOf(p, "rome/"+from, "milan/"+to), l.PairOf(p, "milan/"+to,
 				"rome/"+from)} {
 				checks = append(checks, Check{"ping", e.Path(), e.CheckPing})
 			}
@@ -101,7 +101,7 @@ func (l *Lab) trafficChecks(p *plan.Plan) []Check {
 	for i := range p {
 		checks = append(checks, l.traceChecks(p, i)...)
 	}
-	for _, e := range []*probe.Ends{first, l.pairOf(p, "milan/pod2", "rome/pod2")} {
+	for _, e := range []*probe.Ends{first, l.PairOf(p, "milan/pod2", "rome/pod2")} {
 		checks = append(checks,
 			Check{"udp echo", e.Path(), e.CheckUDP},
 			Check{"udp trains", e.Path(), e.CheckTrains},
@@ -113,10 +113,10 @@ func (l *Lab) trafficChecks(p *plan.Plan) []Check {
 			}},
 		)
 	}
-	cross := l.pairOf(p, "rome/pod2", "milan/pod1")
+	cross := l.PairOf(p, "rome/pod2", "milan/pod1")
 	// Under gVisor a gateway's socket has room for 512 KiB, which one stream fills when the sandbox
 	// waits for a processor.
-	lossy := l.options.Sandbox.Runsc != ""
+	lossy := l.Options.Sandbox.Runsc != ""
 	return append(checks,
 		Check{"tcp both ways", cross.Path(), func(ctx context.Context) (string, error) {
 			return cross.CheckStream(ctx, bulk, bulk)
@@ -131,7 +131,7 @@ func (l *Lab) trafficChecks(p *plan.Plan) []Check {
 
 // checkCapabilities fails for a gateway that has any capability.
 func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
-	for _, p := range l.gateways() {
+	for _, p := range l.Gateways() {
 		effective, err := p.capabilities(ctx)
 		if err != nil {
 			return "", fmt.Errorf("%s: capabilities: %w", p.Name(), err)
@@ -147,10 +147,10 @@ func (l *Lab) checkCapabilities(ctx context.Context) (string, error) {
 func (l *Lab) checkRemaps(context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	var seen []string
-	for _, p := range l.plans() {
+	for _, p := range l.Plans() {
 		for i := range p {
 			c, peer := &p[i], &p[1-i]
-			ledger := step.Must(ipam.Open(l.path(c.Name, "state/ipam.json")).Read())
+			ledger := step.Must(ipam.Open(l.Path(c.Name, "state/ipam.json")).Read())
 			for kind, want := range map[ipam.Kind][2]netip.Prefix{ipam.Pod: {peer.PodCIDR, peer.SeenPods},
 				ipam.External: {peer.External, peer.SeenExt}} {
 				e, _ := ledger.Find(ipam.Owner{Peer: peer.Name, Kind: kind, Real: want[0].String()})

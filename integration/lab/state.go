@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -165,7 +166,7 @@ func writeState(dir string, kind Kind, pid int) error {
 
 // processOf returns the process that has this ID now.
 func processOf(pid int) (process, error) {
-	fields, err := processStat(strconv.Itoa(pid))
+	fields, err := ProcessStat(strconv.Itoa(pid))
 	if err != nil {
 		return process{}, err
 	}
@@ -213,8 +214,8 @@ func ended(pidfd int, within time.Duration) bool {
 	}
 }
 
-// keepLogs keeps a lab's folder beyond its holder, and adds to the error where it is.
-func keepLogs(dir string, err error) error {
+// KeepLogs keeps a lab's folder beyond its holder, and adds to the error where it is.
+func KeepLogs(dir string, err error) error {
 	if keepErr := os.WriteFile(filepath.Join(dir, keepFile), nil, 0o600); keepErr != nil {
 		return errors.Join(err, keepErr)
 	}
@@ -322,4 +323,31 @@ func upDir() (string, error) {
 				" or remove its files, %s, with culvert-lab down", dir)
 	}
 	return dir, nil
+}
+
+// Fields of proc_pid_stat(5), counted from the third.
+const (
+	StatMinorFaults = 10 - 3
+	StatMajorFaults = 12 - 3
+	StatUser        = 14 - 3
+	StatSystem      = 15 - 3
+	statStart       = 22 - 3 // in clock ticks since boot
+)
+
+// ProcessStat returns a process's numbers from the third field on.
+func ProcessStat(pid string) ([]float64, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	if err != nil {
+		return nil, err
+	}
+	// The second field is a name in parentheses, which may contain anything.
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) <= statStart {
+		return nil, fmt.Errorf("/proc/%s/stat: %d fields", pid, len(fields))
+	}
+	numbers := make([]float64, statStart+1)
+	for i := range numbers {
+		numbers[i], _ = strconv.ParseFloat(fields[i], 64) // the state is a letter
+	}
+	return numbers, nil
 }

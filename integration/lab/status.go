@@ -111,7 +111,7 @@ func readResponse(conn *net.UnixConn) (*response, error) {
 }
 
 func (l *Lab) status() *Status {
-	s := &Status{Description: l.options.String(), Dir: l.Dir, Broken: l.Broken()}
+	s := &Status{Description: l.Options.String(), Dir: l.Dir, Broken: l.Broken()}
 	for _, h := range l.hosts {
 		host := HostStatus{Name: h.Name, Address: h.Address.String()}
 		for i := range plan.V4 {

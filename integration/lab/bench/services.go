@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"context"
@@ -7,8 +7,10 @@ import (
 	"net/netip"
 	"strings"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
+	"culvert/integration/lab/reference"
 )
 
 // benchPort is the first port of the cluster address; each port leads to the same port of its
@@ -17,7 +19,7 @@ const benchPort = 8080
 
 // takeServices measures a cluster address that a node serves to its pod, with an endpoint on the
 // cluster's other node: by culvert node, and by kube-proxy's rules in nftables mode.
-func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
+func (b *bench) takeServices(ctx context.Context, variants []*lab.Variant) error {
 	c := &plan.V4[0]
 	e := &probe.Ends{From: b.lab.Host(c.Name + "/" + c.Nodes[0].PodName),
 		To: b.lab.Host(c.Name + "/" + c.Nodes[1].PodName), Target: c.Served, Port: benchPort}
@@ -25,7 +27,7 @@ func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 		for i := range variants {
 			v := variants[(run+i)%len(variants)]
 			b.say("run %d of %d, cluster address: %s", run+1, b.times.runs, v.Name)
-			err := b.lab.serving(ctx, c, e, v, func() error {
+			err := serving(ctx, b.lab, c, e, v, func() error {
 				rate, err := streamRate(ctx, e, &b.times)
 				if err != nil {
 					return err
@@ -46,23 +48,24 @@ func (b *bench) takeServices(ctx context.Context, variants []*variant) error {
 }
 
 // serving calls do while the first node of c serves what e asks for.
-func (l *Lab) serving(ctx context.Context, c *plan.Cluster, e *probe.Ends, v *variant, do func() error) (err error) {
+func serving(ctx context.Context, l *lab.Lab, c *plan.Cluster, e *probe.Ends, v *lab.Variant,
+	do func() error) (err error) {
 	n := l.Host(c.Name + "/" + c.Nodes[0].Name)
-	if v.reference {
-		if err := n.Do(func() error { return nft(kubeProxyRules(c, e.To.Address)) }); err != nil {
+	if v.Reference {
+		if err := n.Do(func() error { return reference.NFT(kubeProxyRules(c, e.To.Address)) }); err != nil {
 			return err
 		}
 		defer func() {
-			err = errors.Join(err, n.Do(func() error { return nft("delete table ip kube-proxy\n") }))
+			err = errors.Join(err, n.Do(func() error { return reference.NFT("delete table ip kube-proxy\n") }))
 		}()
 		return do()
 	}
-	var serve []object
+	var serve []lab.Object
 	for i := range probe.Dialers {
-		serve = append(serve, object{"name": fmt.Sprintf("bench-%d", i), "clusterIP": c.Served, "port": benchPort + i,
-			"endpoints": []object{{"address": e.To.Address, "port": benchPort + i, "node": c.Nodes[1].Name}}})
+		serve = append(serve, lab.Object{"name": fmt.Sprintf("bench-%d", i), "clusterIP": c.Served, "port": benchPort +
+			i, "endpoints": []lab.Object{{"address": e.To.Address, "port": benchPort + i, "node": c.Nodes[1].Name}}})
 	}
-	return l.serveOn(ctx, c, serve, do)
+	return l.ServeOn(ctx, c, serve, do)
 }
 
 // kubeProxyTable is the table of kube-proxy of Kubernetes 1.35 in nftables mode for Services that

@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"encoding/json"
@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 )
 
 // conditions are those under which a bench has measured.
@@ -22,7 +23,7 @@ type conditions struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func (b *bench) conditions(mode node.Mode, o BenchOptions) conditions {
+func (b *bench) conditions(mode node.Mode, o Options) conditions {
 	return conditions{describeMachine(), string(mode), b.times.runs, o.Quick, time.Since(b.began).Seconds()}
 }
 
@@ -79,12 +80,12 @@ func (r *report) print(out io.Writer, asJSON bool) error {
 	line("", "culvert", "reference", "ratio budget", "reference 1 P", "ratio budget")
 	var met, judged int
 	for _, row := range r.Rows {
-		first, second := row.ratio(referenceAsIs.Name), row.ratio(referenceOneP.Name)
+		first, second := row.ratio(lab.ReferenceGateway.Name), row.ratio(referenceOneP.Name)
 		if row.Bound != nil {
 			first += " " + row.mark(*row.BoundMet, *row.Bound)
 		}
-		line(strings.TrimSpace(row.Name+" "+row.Unit), row.figure(culvertGateway.Name), row.figure(referenceAsIs.Name),
-			strings.TrimSpace(first),
+		line(strings.TrimSpace(row.Name+" "+row.Unit), row.figure(lab.CulvertGateway.Name),
+			row.figure(lab.ReferenceGateway.Name), strings.TrimSpace(first),
 			row.figure(referenceOneP.Name), second)
 		for _, m := range row.verdicts() {
 			judged++

@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"context"
@@ -13,11 +13,11 @@ import (
 type bulkFigures struct {
 	bytes   float64 // received by the pods
 	seconds float64
-	used    sample // from the first moment to the last
+	used    resources // from the first moment to the last
 }
 
 // measureBulk measures for duration, after the connections have run for warmUp.
-func measureBulk(ctx context.Context, e *probe.Ends, up, down int, t *benchTimes, take func() (sample, error)) (
+func measureBulk(ctx context.Context, e *probe.Ends, up, down int, t *times, take func() (resources, error)) (
 	f bulkFigures, err error) {
 	b, err := e.StartBulk(up, down)
 	if err != nil {

@@ -1,4 +1,4 @@
-package lab
+package reference
 
 import (
 	"errors"
@@ -21,10 +21,10 @@ import (
 // them.
 type kernelParts struct{ undo []func() error }
 
-// referenceSysctls are the sysctls that the reference gateway sets in its network namespace. Both
+// Sysctls are the sysctls that the reference gateway sets in its network namespace. Both
 // clusters have the same pod CIDR, so the source of a packet from the tunnel is routed elsewhere:
 // reverse path filters must be off.
-var referenceSysctls = map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0",
+var Sysctls = map[string]string{"ipv4/ip_forward": "1", "ipv4/conf/all/rp_filter": "0",
 	"ipv4/conf/default/rp_filter": "0"}
 
 // remove undoes everything, last first.
@@ -38,7 +38,7 @@ func (k *kernelParts) remove() error {
 
 // add makes everything except the TUN device, which must exist.
 func (k *kernelParts) add(c *config.Config) error {
-	for name, value := range referenceSysctls {
+	for name, value := range Sysctls {
 		if err := k.setSysctl(name, value); err != nil {
 			return err
 		}
@@ -94,9 +94,9 @@ func addTunnelRoute(c *config.Config) error {
 // referenceLink is the prefix of the VXLAN links' names, as in nftScript.
 const referenceLink = "node"
 
-// removeKilled removes the leftovers of a killed reference gateway from this thread's network
+// RemoveKilled removes the leftovers of a killed reference gateway from this thread's network
 // namespace, except the sysctls.
-func removeKilled() error {
+func RemoveKilled() error {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func removeKilled() error {
 	if err != nil {
 		return err
 	}
-	errs := []error{nft("delete table ip reference\n")}
+	errs := []error{NFT("delete table ip reference\n")}
 	for _, l := range links {
 		if l.Type() == "vxlan" && strings.HasPrefix(l.Attrs().Name, referenceLink) {
 			errs = append(errs, netlink.LinkDel(l))
@@ -182,14 +182,15 @@ func (k *kernelParts) addNFTables(c *config.Config) error {
 	}
 	const headers = 40 // bytes of IPv4 and TCP
 	script := fmt.Sprintf(nftScript, strings.Join(destinations, ", "), strings.Join(sources, ", "), int(c.MTU)-headers)
-	if err := nft(script); err != nil {
+	if err := NFT(script); err != nil {
 		return err
 	}
-	k.undo = append(k.undo, func() error { return nft("delete table ip reference\n") })
+	k.undo = append(k.undo, func() error { return NFT("delete table ip reference\n") })
 	return nil
 }
 
-func nft(script string) error {
+// NFT runs a script of nft(8) in this thread's network namespace.
+func NFT(script string) error {
 	cmd := exec.Command("nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"culvert/gateway/node"
 	"culvert/geneve"
+	"culvert/integration/lab"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
@@ -41,30 +42,30 @@ const (
 // alone stops milan's gateway and floods rome's with trains from a node. It returns the number of
 // datagrams that rome's gateway encrypted and sent, the duration in seconds, and the CPU seconds of
 // its threads.
-func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, seconds, used float64, err error) {
-	rome, milan := b.lab.gateway(0), b.lab.gateway(1)
-	if err := milan.signal(unix.SIGSTOP); err != nil {
+func (b *bench) alone(ctx context.Context, v *lab.Variant, size int) (packets, seconds, used float64, err error) {
+	rome, milan := b.lab.Gateway(0), b.lab.Gateway(1)
+	if err := milan.Signal(unix.SIGSTOP); err != nil {
 		return 0, 0, 0, err
 	}
-	defer func() { err = errors.Join(err, milan.signal(unix.SIGCONT)) }()
-	stop, err := b.lab.floodFromNode(size)
+	defer func() { err = errors.Join(err, milan.Signal(unix.SIGCONT)) }()
+	stop, err := floodFromNode(b.lab, size)
 	if err != nil {
 		return 0, 0, 0, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 	type moment struct {
 		packets, used float64
-		machine       sample
+		machine       resources
 		at            time.Time
 	}
 	measure := func() (m moment, err error) {
-		sums, err := counters(ctx, []*Process{rome}, metricForwarded)
+		sums, err := lab.Counters(ctx, []*lab.Process{rome}, metricForwarded)
 		if err != nil {
 			return m, err
 		}
 		m.packets, m.at = sums[metricForwarded], time.Now()
-		if m.used, err = rome.running(); err == nil {
-			m.machine, err = b.lab.sample(ctx, &referenceAsIs) // without milan's counters
+		if m.used, err = rome.RunTime(); err == nil {
+			m.machine, err = sample(ctx, b.lab, &lab.ReferenceGateway) // without milan's counters
 		}
 		return m, err
 	}
@@ -87,8 +88,8 @@ func (b *bench) alone(ctx context.Context, v *variant, size int) (packets, secon
 // floodFromNode sends datagrams from rome/pod1 to milan/pod1 through rome's gateway, in trains, as
 // rome/node1 or its network card would. It sends as fast as it can until stop is called. The
 // datagrams have size bytes of payload.
-func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
-	train, datagram, err := l.trainOfNode(size)
+func floodFromNode(l *lab.Lab, size int) (stop func() error, err error) {
+	train, datagram, err := trainOfNode(l, size)
 	if err != nil {
 		return nil, err
 	}
@@ -121,12 +122,12 @@ func (l *Lab) floodFromNode(size int) (stop func() error, err error) {
 }
 
 // trainOfNode returns equal tunnel datagrams, concatenated, and the size of one.
-func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
+func trainOfNode(l *lab.Lab, size int) (train []byte, datagram int, err error) {
 	c, n := &plan.V4[0], &plan.V4[0].Nodes[0]
 	vni := geneve.VNI(n.VNI)
 	own := geneve.MAC(vni, geneve.Node)
 	err = l.Host(c.Name + "/" + n.Name).Do(func() error {
-		link, err := netlink.LinkByName(tunnelLink)
+		link, err := netlink.LinkByName(lab.TunnelLink)
 		if err == nil && len(link.Attrs().HardwareAddr) == len(own) { // a TUN device has none
 			own = [6]byte(link.Attrs().HardwareAddr)
 		}
@@ -136,7 +137,7 @@ func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 		return nil, 0, err
 	}
 	var one []byte
-	if l.options.Mode == node.VXLAN {
+	if l.Options.Mode == node.VXLAN {
 		one, err = geneve.AppendVXLAN(one, vni)
 	} else {
 		one, err = (&geneve.Header{VNI: vni, Protocol: etherBridging}).AppendTo(one)
@@ -147,8 +148,8 @@ func (l *Lab) trainOfNode(size int) (train []byte, datagram int, err error) {
 	to := geneve.MAC(vni, geneve.Gateway)
 	one = append(append(append(one, to[:]...), own[:]...), unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
 	target := plan.V4[1].Seen(plan.V4[1].Nodes[0].Pod)
-	one = append(one, probe.DatagramOf(netip.AddrPortFrom(n.Pod, discardPort), netip.AddrPortFrom(target, discardPort),
-		make([]byte, size)...).Bytes()...)
+	one = append(one, probe.DatagramOf(netip.AddrPortFrom(n.Pod, lab.DiscardPort), netip.AddrPortFrom(target,
+		lab.DiscardPort), make([]byte, size)...).Bytes()...)
 	for range min(trainMost, trainMostBytes/len(one)) {
 		train = append(train, one...)
 	}

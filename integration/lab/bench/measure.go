@@ -1,9 +1,10 @@
-package lab
+package bench
 
 import (
 	"context"
 	"errors"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
@@ -12,14 +13,17 @@ import (
 type measurement struct {
 	name    string
 	refused bool // only for gateways without offloads
-	take    func(context.Context, *variant) error
+	take    func(context.Context, *lab.Variant) error
 }
 
 // streams measures TCP connections that send as fast as they can, in one or both directions:
 // throughput, CPU time and system calls.
 func (b *bench) streams(name string, id rowID, up, down int) measurement {
-	return measurement{name: name, take: func(ctx context.Context, v *variant) error {
-		f, err := measureBulk(ctx, b.path, up, down, &b.times, func() (sample, error) { return b.lab.sample(ctx, v) })
+	return measurement{name: name, take: func(ctx context.Context, v *lab.Variant) error {
+		f, err := measureBulk(ctx, b.path, up, down, &b.times, func() (resources,
+			error) {
+			return sample(ctx, b.lab, v)
+		})
 		if err != nil {
 			return err
 		}
@@ -34,7 +38,7 @@ func (b *bench) streams(name string, id rowID, up, down int) measurement {
 
 // datagrams measures the highest rate of datagrams with size bytes of payload.
 func (b *bench) datagrams(name string, id rowID, size int) measurement {
-	return measurement{name: name, take: func(ctx context.Context, v *variant) error {
+	return measurement{name: name, take: func(ctx context.Context, v *lab.Variant) error {
 		rate, err := b.path.MeasureUDP(ctx, size, b.times.bisections, b.times.udpStep)
 		if err == nil {
 			b.record(v, id, rate)
@@ -66,7 +70,7 @@ type totals struct {
 	resident, peak float64 // bytes, of the larger gateway
 }
 
-func (b *bench) takeDials(ctx context.Context, v *variant) error {
+func (b *bench) takeDials(ctx context.Context, v *lab.Variant) error {
 	rate, err := b.path.MeasureDials(ctx, b.times.warmUp, b.times.dials)
 	if err == nil {
 		b.record(v, rowDials, rate)
@@ -75,12 +79,12 @@ func (b *bench) takeDials(ctx context.Context, v *variant) error {
 }
 
 // takeIdle measures the cost and latency of gateways without traffic.
-func (b *bench) takeIdle(ctx context.Context, v *variant) error {
+func (b *bench) takeIdle(ctx context.Context, v *lab.Variant) error {
 	cost := func() (seconds, resident float64, err error) {
-		for _, p := range b.lab.gateways() {
-			s, runErr := p.running()
-			m, memoryErr := p.memory()
-			seconds, resident = seconds+s, max(resident, m.resident)
+		for _, p := range b.lab.Gateways() {
+			s, runErr := p.RunTime()
+			m, memoryErr := p.Memory()
+			seconds, resident = seconds+s, max(resident, m.Resident)
 			err = errors.Join(err, runErr, memoryErr)
 		}
 		return seconds, resident, err
@@ -96,7 +100,7 @@ func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 	if err != nil {
 		return err
 	}
-	b.record(v, rowIdleGateway, (after-before)/float64(len(b.lab.gateways()))/b.times.latency.Seconds())
+	b.record(v, rowIdleGateway, (after-before)/float64(len(b.lab.Gateways()))/b.times.latency.Seconds())
 	b.record(v, rowIdleResident, resident)
 	idle, err := b.path.MeasureLatency(ctx, b.times.latency)
 	if err == nil {
@@ -107,7 +111,7 @@ func (b *bench) takeIdle(ctx context.Context, v *variant) error {
 }
 
 // takeLoaded measures the latency while one stream runs.
-func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
+func (b *bench) takeLoaded(ctx context.Context, v *lab.Variant) error {
 	load, err := b.path.StartBulk(1, 0)
 	if err != nil {
 		return err
@@ -127,39 +131,39 @@ func (b *bench) takeLoaded(ctx context.Context, v *variant) error {
 
 // takeRefused measures the figures promised for kernels without offloads, also compared with the
 // reference on such a kernel.
-func (b *bench) takeRefused(ctx context.Context, v *variant) error {
+func (b *bench) takeRefused(ctx context.Context, v *lab.Variant) error {
 	rate, err := streamRate(ctx, b.path, &b.times)
 	if err != nil {
 		return err
 	}
-	as := &culvertGateway
-	if v.reference {
-		as = &referenceAsIs
+	as := &lab.CulvertGateway
+	if v.Reference {
+		as = &lab.ReferenceGateway
 	} else {
 		b.record(as, rowRefused, rate)
-		b.rows.copy(rowTCP1, rowRefused, referenceAsIs.Name)
+		b.rows.copy(rowTCP1, rowRefused, lab.ReferenceGateway.Name)
 	}
 	b.record(as, rowBothRefused, rate)
 	return nil
 }
 
 // recordMemory records the resident set of the larger gateway.
-func (b *bench) recordMemory(v *variant) error {
+func (b *bench) recordMemory(v *lab.Variant) error {
 	t := b.totals[v.Name]
-	for _, p := range b.lab.gateways() {
-		m, err := p.memory()
+	for _, p := range b.lab.Gateways() {
+		m, err := p.Memory()
 		if err != nil {
 			return err
 		}
-		t.resident, t.peak = max(t.resident, m.resident), max(t.peak, m.peak)
+		t.resident, t.peak = max(t.resident, m.Resident), max(t.peak, m.Peak)
 	}
 	return nil
 }
 
 // recordTotals records the figures of a whole run.
-func (b *bench) recordTotals(v *variant) {
+func (b *bench) recordTotals(v *lab.Variant) {
 	t := b.totals[v.Name]
-	if v.noOffloads {
+	if v.NoOffloads {
 		return
 	}
 	b.say("run: %s", v.Name)
@@ -171,7 +175,7 @@ func (b *bench) recordTotals(v *variant) {
 	b.record(v, rowFaults, used.faults/t.streams.seconds)
 	b.record(v, rowResident, t.resident)
 	b.record(v, rowPeak, t.peak)
-	if !v.reference {
+	if !v.Reference {
 		b.record(v, rowCalls, used.calls/used.packets)
 	}
 }

@@ -1,4 +1,4 @@
-package lab
+package reference
 
 import (
 	"context"
@@ -22,8 +22,8 @@ const (
 	referenceTable = 100 // routes packets from nodes
 )
 
-// MissingForReference returns why the reference gateway cannot run here, or nil.
-func MissingForReference() error {
+// Missing returns why the reference gateway cannot run here, or nil.
+func Missing() error {
 	for _, probe := range []string{"root", "tun", "vxlan", "nft"} {
 		if err := netns.Probe(probe); err != nil {
 			return fmt.Errorf("%s: %w", probe, err)
@@ -35,14 +35,14 @@ func MissingForReference() error {
 	return nil
 }
 
-// RunReference runs the reference gateway in this process's network namespace until ctx is done,
+// Run runs the reference gateway in this process's network namespace until ctx is done,
 // and then removes what it made.
 //
 // The reference is a kernel-based gateway, with which benchmarks compare culvert. It has one kernel
 // VXLAN link per node, prefix NAT and MSS clamping by nftables, and the same wireguard-go on a
 // kernel TUN device with its own Bind, all with default settings. It takes its nodes, remaps and
 // keys from the file of a culvert gateway.
-func RunReference(ctx context.Context, file string) (err error) {
+func Run(ctx context.Context, file string) (err error) {
 	c, err := loadReference(ctx, file)
 	if err != nil {
 		return err

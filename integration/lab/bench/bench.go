@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"context"
@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/probe"
+	"culvert/integration/lab/reference"
 )
 
-// BenchOptions select what to measure.
-type BenchOptions struct {
+// Options select what to measure.
+type Options struct {
 	Culvert string // absolute path of the measured program
 	Runs    int    // alternating runs of each gateway, 0: as many as needed for a report
 	Quick   bool   // fewer and shorter ones
@@ -24,8 +26,8 @@ type BenchOptions struct {
 	JSON    bool   // the result as one object instead of a table
 }
 
-// benchTimes are how long the parts of one run take.
-type benchTimes struct {
+// times are how long the parts of one run take.
+type times struct {
 	runs         int
 	warmUp, bulk time.Duration // for each set of TCP streams
 	latency      time.Duration
@@ -36,20 +38,18 @@ type benchTimes struct {
 }
 
 var (
-	fullTimes = benchTimes{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second,
+	fullTimes = times{5, 700 * time.Millisecond, 3 * time.Second, 2500 * time.Millisecond, 3 * time.Second,
 		500 * time.Millisecond, 3, 2}
-	quickTimes = benchTimes{2, 300 * time.Millisecond, time.Second, 800 * time.Millisecond, time.Second,
+	quickTimes = times{2, 300 * time.Millisecond, time.Second, 800 * time.Millisecond, time.Second,
 		250 * time.Millisecond, 2, 1}
 )
 
 // The gateways that are compared, in the order of a run.
 var (
-	culvertGateway = variant{Name: "culvert"}
-	referenceAsIs  = variant{Name: "reference", reference: true}
-	referenceOneP  = variant{Name: "reference, 1 P", reference: true, procs: 1}
+	referenceOneP = lab.Variant{Name: "reference, 1 P", Reference: true, Procs: 1}
 
-	culvertNoOffloads   = variant{Name: "culvert, offloads refused", noOffloads: true}
-	referenceNoOffloads = variant{Name: "reference, offloads refused", reference: true, noOffloads: true}
+	culvertNoOffloads   = lab.Variant{Name: "culvert, offloads refused", NoOffloads: true}
+	referenceNoOffloads = lab.Variant{Name: "reference, offloads refused", Reference: true, NoOffloads: true}
 )
 
 // benchProcs is GOMAXPROCS while measuring: a thread that returns from a system call must find a P
@@ -58,8 +58,8 @@ const benchProcs = 64
 
 // bench is a bench under way.
 type bench struct {
-	lab      *Lab
-	times    benchTimes
+	lab      *lab.Lab
+	times    times
 	path     *probe.Ends
 	rows     rows
 	progress io.Writer
@@ -68,10 +68,10 @@ type bench struct {
 	totals map[string]*totals // of the current run, by gateway
 }
 
-// RunBench builds a lab below dir, measures the path between two pods through culvert's gateways
+// Run builds a lab below dir, measures the path between two pods through culvert's gateways
 // and through reference gateways in the same namespaces, and prints the result to out. Progress
 // goes to progress, line by line.
-func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.Writer) (err error) {
+func Run(ctx context.Context, dir string, o Options, out, progress io.Writer) (err error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(benchProcs))
 	b := &bench{times: fullTimes, progress: progress, began: time.Now(), rows: newRows()}
 	if o.Quick {
@@ -85,18 +85,19 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 		b.say("no kernel VXLAN links (%v): nodes use TUN devices", err)
 		mode = node.TUN
 	}
-	variants := []*variant{&culvertGateway, &referenceAsIs, &referenceOneP, &culvertNoOffloads, &referenceNoOffloads}
-	servers := []*variant{&culvertGateway, &referenceAsIs}
-	if err := MissingForReference(); err != nil {
+	variants := []*lab.Variant{&lab.CulvertGateway, &lab.ReferenceGateway, &referenceOneP, &culvertNoOffloads,
+		&referenceNoOffloads}
+	servers := []*lab.Variant{&lab.CulvertGateway, &lab.ReferenceGateway}
+	if err := reference.Missing(); err != nil {
 		b.say("no reference gateway here, ratios are left out: %v", err)
-		variants, servers = []*variant{&culvertGateway, &culvertNoOffloads}, servers[:1]
+		variants, servers = []*lab.Variant{&lab.CulvertGateway, &culvertNoOffloads}, servers[:1]
 	}
-	standard := Standard(mode, true)
+	standard := lab.Standard(mode, true)
 	standard.Culvert = o.Culvert
-	b.lab, err = Start(ctx, filepath.Join(dir, "bench"), standard)
+	b.lab, err = lab.Start(ctx, filepath.Join(dir, "bench"), standard)
 	if err == nil {
-		b.path = b.lab.pair("rome/pod1", "milan/pod1")
-		err = b.lab.bypassBridgeFilters()
+		b.path = b.lab.Pair("rome/pod1", "milan/pod1")
+		err = bypassBridgeFilters(b.lab)
 	}
 	var growth []GrowthRow
 	switch {
@@ -118,7 +119,7 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 	}
 	switch {
 	case err != nil:
-		return keepLogs(dir, err)
+		return lab.KeepLogs(dir, err)
 	case o.CPUs:
 		return b.printCPUs(out, mode, o)
 	}
@@ -127,7 +128,7 @@ func RunBench(ctx context.Context, dir string, o BenchOptions, out, progress io.
 }
 
 // takeOtherLabs measures what needs labs of other kinds than the standard one.
-func (b *bench) takeOtherLabs(ctx context.Context, dir string, standard Options) error {
+func (b *bench) takeOtherLabs(ctx context.Context, dir string, standard lab.Options) error {
 	if standard.Mode != node.TUN {
 		if err := b.takeTUN(ctx, filepath.Join(dir, "tun"), standard); err != nil {
 			return err
@@ -142,8 +143,8 @@ func (b *bench) takeOtherLabs(ctx context.Context, dir string, standard Options)
 
 // alternate takes each measurement with every gateway in turn, and repeats that for each run. At
 // the end of a run, record stores the totals of a gateway.
-func (b *bench) alternate(ctx context.Context, runs int, all []measurement, variants []*variant,
-	record func(*variant)) error {
+func (b *bench) alternate(ctx context.Context, runs int, all []measurement, variants []*lab.Variant,
+	record func(*lab.Variant)) error {
 	for run := range runs {
 		b.totals = make(map[string]*totals)
 		for _, v := range variants {
@@ -151,11 +152,11 @@ func (b *bench) alternate(ctx context.Context, runs int, all []measurement, vari
 		}
 		for _, m := range all {
 			for _, v := range variants {
-				if v.noOffloads != m.refused {
+				if v.NoOffloads != m.refused {
 					continue
 				}
 				b.say("run %d of %d, %s: %s", run+1, runs, m.name, v.Name)
-				if err := b.lab.useGateways(ctx, v); err != nil {
+				if err := b.lab.UseGateways(ctx, v); err != nil {
 					return err
 				}
 				if err := m.take(ctx, v); err != nil {
@@ -179,7 +180,7 @@ func (b *bench) say(format string, args ...any) {
 }
 
 // record stores a figure of one run.
-func (b *bench) record(v *variant, id rowID, value float64) {
+func (b *bench) record(v *lab.Variant, id rowID, value float64) {
 	b.rows.add(id, v.Name, value)
 	row := b.rows[id]
 	b.say("  %-26s %s %s", row.Name, formatFigure(value*row.scale), row.Unit)

@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
@@ -49,10 +50,10 @@ type GrowthRow struct {
 
 // grow measures culvert alone with growing tables.
 func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
-	var variants []*variant
+	var variants []*lab.Variant
 	for i, s := range growthSettings {
-		variants = append(variants, &variant{Name: s.name, config: grownFile(i), connections: s.connections})
-		if err := b.lab.writeGrown(i); err != nil {
+		variants = append(variants, &lab.Variant{Name: s.name, Config: grownFile(i), Connections: s.connections})
+		if err := writeGrown(b.lab, i); err != nil {
 			return nil, err
 		}
 	}
@@ -60,7 +61,7 @@ func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
 	b.rows = grown
 	defer func() { b.rows = kept }()
 	err := b.alternate(ctx, b.times.growthRuns, []measurement{{name: "growing tables", take: b.takeGrown}}, variants,
-		func(v *variant) {
+		func(v *lab.Variant) {
 			b.record(v, rowResident, b.totals[v.Name].resident)
 		})
 	if err != nil {
@@ -78,14 +79,14 @@ func (b *bench) grow(ctx context.Context) ([]GrowthRow, error) {
 	return out, nil
 }
 
-func (b *bench) takeGrown(ctx context.Context, v *variant) error {
-	if v.connections > 0 {
-		if err := b.path.FillConnections(ctx, v.connections); err != nil {
+func (b *bench) takeGrown(ctx context.Context, v *lab.Variant) error {
+	if v.Connections > 0 {
+		if err := b.path.FillConnections(ctx, v.Connections); err != nil {
 			return err
 		}
-		b.say("  %d connections are there", v.connections)
+		b.say("  %d connections are there", v.Connections)
 	}
-	for _, take := range []func(context.Context, *variant) error{
+	for _, take := range []func(context.Context, *lab.Variant) error{
 		b.datagrams("", rowUDP64, 64).take, b.streams("", rowTCP1, 1, 0).take, b.takeDials, b.takeIdle,
 	} {
 		if err := take(ctx, v); err != nil {
@@ -98,22 +99,22 @@ func (b *bench) takeGrown(ctx context.Context, v *variant) error {
 func grownFile(i int) string { return fmt.Sprintf("gateway-grown%d.yaml", i) }
 
 // writeGrown writes the configuration of both gateways at a setting.
-func (l *Lab) writeGrown(i int) error {
+func writeGrown(l *lab.Lab, i int) error {
 	s := growthSettings[i]
 	for j := range plan.V4 {
 		c := &plan.V4[j]
-		text, err := os.ReadFile(l.path(c.Name, "gateway.yaml"))
+		text, err := os.ReadFile(l.Path(c.Name, "gateway.yaml"))
 		if err != nil {
 			return err
 		}
-		var config object
+		var config lab.Object
 		if err := yaml.Unmarshal(text, &config); err != nil {
 			return err
 		}
-		nodes := config["geneve"].(object)["nodes"].([]any)
-		config["geneve"].(object)["nodes"] = grownNodes(c, nodes, s.nodes, s.routes)
-		config["nat"] = object{"maxConnections": 1 << 20}
-		if err := l.writeYAML(c.Name, grownFile(i), config); err != nil {
+		nodes := config["geneve"].(lab.Object)["nodes"].([]any)
+		config["geneve"].(lab.Object)["nodes"] = grownNodes(c, nodes, s.nodes, s.routes)
+		config["nat"] = lab.Object{"maxConnections": 1 << 20}
+		if err := l.WriteYAML(c.Name, grownFile(i), config); err != nil {
 			return err
 		}
 	}
@@ -125,14 +126,14 @@ func (l *Lab) writeGrown(i int) error {
 func grownNodes(c *plan.Cluster, nodes []any, total, routes int) []any {
 	underlay, internal := netip.MustParseAddr("172.24.0.1"), netip.MustParseAddr("10.81.0.1")
 	for i := len(nodes); i < total; i++ {
-		nodes = append(nodes, object{"name": fmt.Sprintf("%s-absent%d", c.Name, i), "vni": 1000 + i,
+		nodes = append(nodes, lab.Object{"name": fmt.Sprintf("%s-absent%d", c.Name, i), "vni": 1000 + i,
 			"underlay": underlay, "address": internal,
 			"podCIDRs": []any{}})
 		underlay, internal = underlay.Next(), internal.Next()
 	}
 	lists := make([][]any, len(nodes))
 	for i, n := range nodes {
-		lists[i], _ = n.(object)["podCIDRs"].([]any)
+		lists[i], _ = n.(lab.Object)["podCIDRs"].([]any)
 		routes -= len(lists[i])
 	}
 	for i, pod := 0, netip.MustParseAddr("10.0.3.0"); i < routes; pod = pod.Next() {
@@ -144,14 +145,14 @@ func grownNodes(c *plan.Cluster, nodes []any, total, routes int) []any {
 		i++
 	}
 	for i, n := range nodes {
-		n.(object)["podCIDRs"] = lists[i]
+		n.(lab.Object)["podCIDRs"] = lists[i]
 	}
 	return nodes
 }
 
 // bypassBridgeFilters keeps packet filters from seeing frames on the routers' bridges, which stand
 // for cables.
-func (l *Lab) bypassBridgeFilters() error {
+func bypassBridgeFilters(l *lab.Lab) error {
 	for i := range plan.V4 {
 		err := l.Host(plan.V4[i].Name + "/router").Do(func() error {
 			const name, name6 = "bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"

@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"context"
@@ -8,26 +8,43 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
 	"culvert/integration/need"
 )
 
+// twoPods is a lab of rome alone, and two of its pods, whose kernels route without NAT.
+func twoPods(t *testing.T) (*lab.Lab, *probe.Ends) {
+	t.Helper()
+	need.Namespace(t)
+	l, err := lab.BuildRome(t.TempDir(), lab.Standard("", true))
+	t.Cleanup(func() {
+		if err := l.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	need.NoError(t, err)
+	e := &probe.Ends{From: l.Host("rome/pod1"), To: l.Host("rome/pod2")}
+	e.Target, e.WantSource = e.To.Address, e.From.Address
+	return l, e
+}
+
 // The generators are tried over plain kernel routing between two pods.
 func TestBenchGenerators(t *testing.T) {
-	e := within(buildOne(t, true), "rome/pod1", "rome/pod2")
+	_, e := twoPods(t)
 	const short = 100 * time.Millisecond
 
-	times := benchTimes{warmUp: short, bulk: short}
+	times := times{warmUp: short, bulk: short}
 	t.Run("streams", func(t *testing.T) {
 		for _, set := range []struct{ up, down int }{{1, 0}, {0, 1}, {3, 2}} {
 			moments := 0
-			f, err := measureBulk(t.Context(), e, set.up, set.down, &times, func() (sample, error) {
+			f, err := measureBulk(t.Context(), e, set.up, set.down, &times, func() (resources, error) {
 				moments++
-				return sample{calls: float64(10 * moments)}, nil
+				return resources{calls: float64(10 * moments)}, nil
 			})
 			need.NoError(t, err)
-			if f.bytes == 0 || f.seconds < short.Seconds() || f.used != (sample{calls: 10}) {
+			if f.bytes == 0 || f.seconds < short.Seconds() || f.used != (resources{calls: 10}) {
 				t.Errorf("%d up, %d down: %+v", set.up, set.down, f)
 			}
 		}
@@ -60,7 +77,10 @@ func TestBenchGenerators(t *testing.T) {
 	t.Run("ended", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := measureBulk(ctx, e, 1, 0, &times, func() (sample, error) { return sample{}, nil }); err == nil {
+		if _, err := measureBulk(ctx, e, 1, 0, &times, func() (resources, error) {
+			return resources{},
+				nil
+		}); err == nil {
 			t.Error("streams: no error from a context that is done")
 		}
 		if _, err := e.MeasureUDP(ctx, 64, 1, short); err == nil {
@@ -176,19 +196,19 @@ func TestFormatFigure(t *testing.T) {
 // TestGrownNodes: each setting has as many nodes and routes as it says, and no
 // route twice.
 func TestGrownNodes(t *testing.T) {
-	l := &Lab{Dir: t.TempDir(), options: Standard("vxlan", true)}
-	need.NoError(t, l.writeConfigs())
+	l := &lab.Lab{Dir: t.TempDir(), Options: lab.Standard("vxlan", true)}
+	need.NoError(t, l.WriteConfigs())
 	for _, s := range growthSettings {
 		for i := range plan.V4 {
 			c := &plan.V4[i]
 			var nodes []any
 			for _, n := range c.Nodes {
-				nodes = append(nodes, object{"name": n.Name, "podCIDRs": []any{n.PodCIDR.Masked().String()}})
+				nodes = append(nodes, lab.Object{"name": n.Name, "podCIDRs": []any{n.PodCIDR.Masked().String()}})
 			}
 			nodes = grownNodes(c, nodes, s.nodes, s.routes)
 			seen := make(map[any]bool)
 			for _, n := range nodes {
-				for _, p := range n.(object)["podCIDRs"].([]any) {
+				for _, p := range n.(lab.Object)["podCIDRs"].([]any) {
 					if seen[p] {
 						t.Fatalf("%s, %s: route %v twice", s.name, c.Name, p)
 					}
@@ -206,7 +226,7 @@ func TestGrownNodes(t *testing.T) {
 // TestSample: numbers of a process that works grow, and a difference undone is
 // the sum.
 func TestSample(t *testing.T) {
-	before, err := processStat("self")
+	before, err := lab.ProcessStat("self")
 	need.NoError(t, err)
 	busy, idle, err := readCPU()
 	if err != nil || busy <= 0 || idle <= 0 {
@@ -216,13 +236,14 @@ func TestSample(t *testing.T) {
 	for i := 0; i < len(touched); i += 4096 {
 		touched[i] = 1
 	}
-	after, err := processStat("self")
+	after, err := lab.ProcessStat("self")
 	need.NoError(t, err)
-	if after[statMinorFaults] <= before[statMinorFaults] || after[statUser]+after[statSystem] < before[statUser]+
-		before[statSystem] {
+	if after[lab.StatMinorFaults] <= before[lab.StatMinorFaults] ||
+		after[lab.StatUser]+after[lab.StatSystem] < before[lab.StatUser]+
+			before[lab.StatSystem] {
 		t.Errorf("fields before %v, after %v", before, after)
 	}
-	x, y := sample{1, 2, 3, 4, 5, 6}, sample{60, 50, 40, 30, 20, 10}
+	x, y := resources{1, 2, 3, 4, 5, 6}, resources{60, 50, 40, 30, 20, 10}
 	if got := x.minus(y).plus(y); got != x {
 		t.Errorf("%+v, want %+v", got, x)
 	}

@@ -1,4 +1,4 @@
-package lab
+package bench
 
 import (
 	"context"
@@ -8,18 +8,19 @@ import (
 	"strings"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 )
 
 // cpusVariants are gateways on 1, 2, 4 … Ps, and on all CPUs.
-func cpusVariants(reference bool) (counts []int, all []*variant) {
+func cpusVariants(reference bool) (counts []int, all []*lab.Variant) {
 	for n := 1; n < runtime.NumCPU(); n *= 2 {
 		counts = append(counts, n)
 	}
 	counts = append(counts, runtime.NumCPU())
 	for _, n := range counts {
-		all = append(all, &variant{Name: cpusName(false, n), procs: n})
+		all = append(all, &lab.Variant{Name: cpusName(false, n), Procs: n})
 		if reference {
-			all = append(all, &variant{Name: cpusName(true, n), reference: true, procs: n})
+			all = append(all, &lab.Variant{Name: cpusName(true, n), Reference: true, Procs: n})
 		}
 	}
 	return counts, all
@@ -36,8 +37,8 @@ func cpusName(reference bool, n int) string {
 func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 	// bits and bytes are per packet, in the units of rate and cost.
 	alone := func(name string, size int, rate, cost rowID, bits, bytes float64) measurement {
-		return measurement{name: name, take: func(ctx context.Context, v *variant) error {
-			if v.reference { // it does not count encrypted packets
+		return measurement{name: name, take: func(ctx context.Context, v *lab.Variant) error {
+			if v.Reference { // it does not count encrypted packets
 				return nil
 			}
 			packets, seconds, used, err := b.alone(ctx, v, size)
@@ -56,7 +57,7 @@ func (b *bench) takeCPUs(ctx context.Context, reference bool) error {
 		b.datagrams("datagrams of 64 bytes", rowUDP64, 64),
 		alone("one gateway alone, 1312 bytes", aloneSize, rowAlone, rowAloneCost, 8*aloneSize, aloneSize),
 		alone("one gateway alone, 64 bytes", aloneSmall, rowAloneSmall, rowAloneSmallCost, 1, 1),
-	}, variants, func(v *variant) { b.record(v, rowOthers, b.totals[v.Name].streams.used.others()) })
+	}, variants, func(v *lab.Variant) { b.record(v, rowOthers, b.totals[v.Name].streams.used.others()) })
 }
 
 // cpusReport is the result of a bench by CPUs.
@@ -78,7 +79,7 @@ type cpusCell struct {
 	Ratio     *float64 `json:"ratio,omitempty"` // of the medians
 }
 
-func (b *bench) printCPUs(out io.Writer, mode node.Mode, o BenchOptions) error {
+func (b *bench) printCPUs(out io.Writer, mode node.Mode, o Options) error {
 	r := cpusReport{conditions: b.conditions(mode, o)}
 	counts, _ := cpusVariants(false)
 	for _, row := range b.rows {

@@ -16,28 +16,29 @@ import (
 
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
+	"culvert/integration/lab/reference"
 )
 
-// variant is a kind of gateway in a bench.
-type variant struct {
+// Variant is a kind of gateway in a bench.
+type Variant struct {
 	Name string // for progress and JSON
 
-	reference  bool
-	procs      int    // cpus in its file, 0: the default
-	noOffloads bool   // without UDP_GRO and UDP_SEGMENT
-	config     string // file of culvert, "": the lab's gateway.yaml
+	Reference  bool
+	Procs      int    // cpus in its file, 0: the default
+	NoOffloads bool   // without UDP_GRO and UDP_SEGMENT
+	Config     string // file of culvert, "": the lab's gateway.yaml
 
-	connections int // made before its figures are taken
+	Connections int // made before its figures are taken
 }
 
 // reachTimeout is how long gateways may take until pods reach each other. A lost handshake is
 // repeated after 5 seconds.
 const reachTimeout = 20 * time.Second
 
-// useGateways replaces both gateways by those of the variant, in the same namespaces, on the same
+// UseGateways replaces both gateways by those of the variant, in the same namespaces, on the same
 // links.
-func (l *Lab) useGateways(ctx context.Context, v *variant) error {
-	if err := end(l.gateways()...); err != nil {
+func (l *Lab) UseGateways(ctx context.Context, v *Variant) error {
+	if err := end(l.Gateways()...); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
@@ -56,7 +57,7 @@ func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 	}
 	for i := range plan.V4[0].Nodes {
 		from, to := plan.V4[0].Name+"/"+plan.V4[0].Nodes[i].PodName, plan.V4[1].Name+"/"+plan.V4[1].Nodes[i].PodName
-		if err := l.pair(from, to).Reach(ctx); err != nil {
+		if err := l.Pair(from, to).Reach(ctx); err != nil {
 			return fmt.Errorf("%s: %w", v.Name, err)
 		}
 	}
@@ -66,27 +67,27 @@ func (l *Lab) useGateways(ctx context.Context, v *variant) error {
 // ownProgram is this program, culvert-lab.
 const ownProgram = "/proc/self/exe"
 
-func (l *Lab) startGateway(c *plan.Cluster, v *variant) (*Process, error) {
-	file, ready := cmp.Or(v.config, "gateway.yaml"), gatewayReady
-	if v.procs > 0 {
-		text, err := os.ReadFile(l.path(c.Name, file))
+func (l *Lab) startGateway(c *plan.Cluster, v *Variant) (*Process, error) {
+	file, ready := cmp.Or(v.Config, "gateway.yaml"), gatewayReady
+	if v.Procs > 0 {
+		text, err := os.ReadFile(l.Path(c.Name, file))
 		if err != nil {
 			return nil, err
 		}
-		file = fmt.Sprintf("cpus-%d-%s", v.procs, file)
-		if err := l.write(c.Name, file, fmt.Appendf(text, "\ncpus: %d\n", v.procs)); err != nil {
+		file = fmt.Sprintf("cpus-%d-%s", v.Procs, file)
+		if err := l.write(c.Name, file, fmt.Appendf(text, "\ncpus: %d\n", v.Procs)); err != nil {
 			return nil, err
 		}
 	}
-	command := []string{l.options.Culvert, "gateway"}
-	if v.reference {
+	command := []string{l.Options.Culvert, "gateway"}
+	if v.Reference {
 		command, ready = []string{ownProgram, "reference"}, referenceReady
 	}
-	command = append(command, "--config", l.path(c.Name, file))
-	if v.noOffloads {
+	command = append(command, "--config", l.Path(c.Name, file))
+	if v.NoOffloads {
 		command = append([]string{ownProgram, "without-offloads", "--"}, command...)
 	}
-	p, err := l.startProgram(l.Host(c.Name+"/gateway"), command[0], v.reference, command[1:]...)
+	p, err := l.startProgram(l.Host(c.Name+"/gateway"), command[0], v.Reference, command[1:]...)
 	if err != nil {
 		return nil, err
 	}
@@ -97,14 +98,14 @@ func (l *Lab) startGateway(c *plan.Cluster, v *variant) (*Process, error) {
 
 // referenceReady checks for what the reference makes last.
 func referenceReady(_ context.Context, h *netns.Host) error {
-	return h.Do(func() error { return nft("list table ip reference\n") })
+	return h.Do(func() error { return reference.NFT("list table ip reference\n") })
 }
 
 // forgetNeighbours makes the nodes ask for their gateway's MAC address again.
 func (l *Lab) forgetNeighbours(c *plan.Cluster) error {
 	for i := range c.Nodes {
 		err := l.Host(c.Name + "/" + c.Nodes[i].Name).Do(func() error {
-			link, err := netlink.LinkByName(tunnelLink)
+			link, err := netlink.LinkByName(TunnelLink)
 			if err != nil {
 				return err
 			}
@@ -126,8 +127,8 @@ func (l *Lab) forgetNeighbours(c *plan.Cluster) error {
 	return nil
 }
 
-// gateways returns the two gateway processes.
-func (l *Lab) gateways() (both []*Process) {
+// Gateways returns the two gateway processes.
+func (l *Lab) Gateways() (both []*Process) {
 	for _, p := range l.processes {
 		if plan.IsGateway(p.Host.Name) {
 			both = append(both, p)
@@ -136,14 +137,15 @@ func (l *Lab) gateways() (both []*Process) {
 	return both
 }
 
-// memory is how much memory a process uses, in bytes.
-type memory struct {
-	resident, peak float64 // the resident set now, and at its largest
+// Memory is how much memory a process uses, in bytes.
+type Memory struct {
+	Resident, Peak float64 // the resident set now, and at its largest
 	anonymous      float64 // the part without a file behind it
 }
 
-func (p *Process) memory() (m memory, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+// Memory reads how much memory the process uses.
+func (p *Process) Memory() (m Memory, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
 	if err != nil {
 		return m, err
 	}
@@ -152,9 +154,9 @@ func (p *Process) memory() (m memory, err error) {
 		kib, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
 		switch name {
 		case "VmRSS":
-			m.resident = kib * 1024
+			m.Resident = kib * 1024
 		case "VmHWM":
-			m.peak = kib * 1024
+			m.Peak = kib * 1024
 		case "RssAnon":
 			m.anonymous = kib * 1024
 		}
@@ -162,8 +164,8 @@ func (p *Process) memory() (m memory, err error) {
 	return m, nil
 }
 
-// counters sums culvert's metrics of one name over all labels and processes.
-func counters(ctx context.Context, processes []*Process, names ...string) (map[string]float64, error) {
+// Counters sums culvert's metrics of one name over all labels and processes.
+func Counters(ctx context.Context, processes []*Process, names ...string) (map[string]float64, error) {
 	sums := make(map[string]float64)
 	for _, p := range processes {
 		metrics, err := gatewayMetrics(ctx, p.Host)
@@ -178,3 +180,9 @@ func counters(ctx context.Context, processes []*Process, names ...string) (map[s
 	}
 	return sums, nil
 }
+
+// CulvertGateway is culvert as the lab configures it.
+var CulvertGateway = Variant{Name: "culvert"}
+
+// ReferenceGateway is a gateway made of the kernel's parts.
+var ReferenceGateway = Variant{Name: "reference", Reference: true}

@@ -1,8 +1,10 @@
-package lab
+package bench
 
 import (
 	"fmt"
 	"slices"
+
+	"culvert/integration/lab"
 )
 
 // rowID names what is measured.
@@ -180,11 +182,11 @@ func (r *row) judge() Row {
 	for name, values := range r.figures {
 		out.Figures[name] = summarise(values, r.scale)
 	}
-	own, have := out.Figures[culvertGateway.Name]
+	own, have := out.Figures[lab.CulvertGateway.Name]
 	if !have {
 		return out
 	}
-	for name, budget := range map[string]float64{referenceAsIs.Name: r.asIs, referenceOneP.Name: r.oneP} {
+	for name, budget := range map[string]float64{lab.ReferenceGateway.Name: r.asIs, referenceOneP.Name: r.oneP} {
 		if other, have := out.Figures[name]; have && other.Median > 0 {
 			out.Ratios[name] = compare(own, other, budget, r.lower)
 		}
