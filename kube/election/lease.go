@@ -10,6 +10,7 @@ package election
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,34 +23,13 @@ import (
 	"culvert/kube/objects"
 )
 
-// spec is the part of a Lease's spec that this package needs.
-type spec struct {
-	Holder      *string `json:"holderIdentity"`
-	Seconds     *int32  `json:"leaseDurationSeconds"`
-	Renewed     *string `json:"renewTime"`
-	Transitions *int64  `json:"leaseTransitions"`
-}
-
-// readLease reads a Lease. Missing fields are zero.
 func readLease(u *unstructured.Unstructured) (*role.Lease, error) {
-	var s spec
-	if err := json.Unmarshal(objects.PartOf(u, "spec"), &s); err != nil {
-		return nil, fmt.Errorf("spec: %w", err)
+	l, fault := objects.ReadLease(objects.Of("Lease", u))
+	if fault != "" {
+		return nil, errors.New(fault)
 	}
-	l := new(role.Lease)
-	if s.Holder != nil {
-		l.Holder = *s.Holder
-	}
-	if s.Seconds != nil {
-		l.Duration = time.Duration(*s.Seconds) * time.Second
-	}
-	if s.Renewed != nil {
-		l.Renewed = *s.Renewed
-	}
-	if s.Transitions != nil {
-		l.Term = *s.Transitions
-	}
-	return l, nil
+	return &role.Lease{Holder: l.Holder, Duration: time.Duration(l.Seconds) * time.Second, Renewed: l.Renewed,
+		Term: l.Transitions}, nil
 }
 
 // replicaSet is the kind of what controls the pods of a Deployment.

@@ -170,16 +170,12 @@ type lease struct {
 
 // readLease returns false for an invalid one.
 func readLease(u *unstructured.Unstructured) (l lease, ok bool) {
-	var spec struct {
-		HolderIdentity string `json:"holderIdentity"`
-		RenewTime      string `json:"renewTime"`
-	}
+	spec, fault := objects.ReadLease(objects.Of(KindLease, u))
 	node, ok := leaseNode(u.GetName())
-	if err := json.Unmarshal(objects.PartOf(u, "spec"), &spec); err != nil || !ok {
+	if fault != "" || !ok {
 		return l, false
 	}
-	return lease{node, spec.RenewTime, spec.HolderIdentity == node, readCIDRs(u.GetAnnotations()[annotationUnable])},
-		true
+	return lease{node, spec.Renewed, spec.Holder == node, readCIDRs(u.GetAnnotations()[annotationUnable])}, true
 }
 
 func writeCIDRs(all []netip.Prefix) string {
