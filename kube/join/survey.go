@@ -65,26 +65,9 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 	}
 	s.six = s.six || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	n.pods = slices.DeleteFunc(n.pods, func(p netip.Prefix) bool { return !p.Addr().Is4() })
-	var status struct {
-		Addresses  []struct{ Type, Address string }
-		Conditions []struct{ Type, Status string }
-		NodeInfo   struct{ Architecture string }
-	}
-	part(u, "status", &status)
-	n.arch = status.NodeInfo.Architecture
-	for _, a := range status.Addresses {
-		addr, err := objects.ParseAddr(a.Address)
-		switch {
-		case err != nil || !addr.Is4():
-		case a.Type == "ExternalIP" && !n.external.IsValid():
-			n.external = addr
-		case a.Type == "InternalIP" && !n.internal.IsValid():
-			n.internal = addr
-		}
-	}
-	for _, c := range status.Conditions {
-		n.ready = n.ready || c.Type == "Ready" && c.Status == "True"
-	}
+	read, _ := objects.ReadNode(objects.Of("Node", u)) // the API server has checked it
+	n.external, n.internal, n.ready = read.IPv4("ExternalIP"), read.IPv4("InternalIP"), read.Conditions.True("Ready")
+	n.arch = read.Info.Architecture
 	s.nodes[u.GetName()] = n
 }
 

@@ -25,27 +25,9 @@ type node struct {
 
 func readNode(u *unstructured.Unstructured) *node {
 	o := objects.Of(kindNode, u)
-	var spec struct {
-		PodCIDR  string   `json:"podCIDR"`
-		PodCIDRs []string `json:"podCIDRs"`
-	}
-	var status struct {
-		Addresses []struct {
-			Address string `json:"address"`
-		} `json:"addresses"`
-	}
-	json.Unmarshal(o.Spec, &spec) // the API server has checked it
-	json.Unmarshal(o.Status, &status)
-	n := &node{meta: o.Metadata, deleting: o.Deleting}
-	if len(spec.PodCIDRs) == 0 && spec.PodCIDR != "" {
-		spec.PodCIDRs = []string{spec.PodCIDR}
-	}
-	for _, c := range spec.PodCIDRs {
-		if p, err := objects.ParsePrefix(c); err == nil {
-			n.pods = append(n.pods, p.Masked())
-		}
-	}
-	for _, a := range status.Addresses {
+	read, _ := objects.ReadNode(o) // the API server has checked it
+	n := &node{meta: o.Metadata, deleting: o.Deleting, pods: read.PodCIDRs}
+	for _, a := range read.Addresses {
 		// Others are host names, or addresses that no host can have. A node chooses its own, and
 		// one such backend would make a gateway refuse its whole configuration.
 		if addr, err := objects.ParseAddr(a.Address); err == nil && packet.Forwardable(addr) {

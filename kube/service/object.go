@@ -147,26 +147,15 @@ type node struct {
 
 // readNode uses the same addresses as kube-proxy: internal ones before external ones.
 func readNode(o *objects.Object) (n *node, wrong faults) {
-	var status struct {
-		Addresses []struct {
-			Type    string `json:"type"`
-			Address string `json:"address"`
-		} `json:"addresses"`
-		Conditions []struct {
-			Type   string `json:"type"`
-			Status string `json:"status"`
-		} `json:"conditions"`
-	}
+	read, fault := objects.ReadNode(o)
 	n = &node{uid: o.Metadata.UID, zone: o.Metadata.Labels[labelZone], shunned: has(o, labelExcluded)}
-	if !wrong.read("status", o.Status, &status) {
-		return n, wrong
+	if fault != "" {
+		return n, faults{fault}
 	}
-	for _, c := range status.Conditions {
-		n.shunned = n.shunned || c.Type == "NetworkUnavailable" && c.Status == "True"
-	}
+	n.shunned = n.shunned || read.Conditions.True("NetworkUnavailable")
 	have := map[bool]bool{}
 	for _, kind := range []string{"InternalIP", "ExternalIP"} {
-		for i, s := range status.Addresses {
+		for i, s := range read.Addresses {
 			if s.Type != kind {
 				continue
 			}

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -69,6 +71,14 @@ type Warning struct {
 	At         time.Time
 }
 
+// errorOf returns the error of a fault; nil for none.
+func errorOf(fault string) error {
+	if fault == "" {
+		return nil
+	}
+	return errors.New(fault)
+}
+
 // convert reads an object into a typed value.
 func convert(from, to any) error {
 	text, err := json.Marshal(from)
@@ -82,27 +92,9 @@ func readPeering(u *unstructured.Unstructured) (*peering.Peering, error) {
 	return peering.PeeringOf(u), nil
 }
 
-func readNode(u *unstructured.Unstructured) (n Node, err error) {
-	var x struct {
-		Status struct {
-			Addresses  []struct{ Type, Address string }
-			Conditions []struct{ Type, Status string }
-		}
-	}
-	if err := convert(u.Object, &x); err != nil {
-		return n, err
-	}
-	n.Name = u.GetName()
-	for _, c := range x.Status.Conditions {
-		n.Ready = n.Ready || c.Type == "Ready" && c.Status == "True"
-	}
-	for _, a := range x.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); err == nil && ip.Is4() && a.Type == "InternalIP" &&
-			!n.Address.IsValid() {
-			n.Address = ip
-		}
-	}
-	return n, nil
+func readNode(u *unstructured.Unstructured) (Node, error) {
+	n, fault := objects.ReadNode(objects.Of("Node", u))
+	return Node{u.GetName(), n.Conditions.True("Ready"), n.IPv4("InternalIP")}, errorOf(fault)
 }
 
 func readTunnel(u *unstructured.Unstructured) (Tunnel, error) {
