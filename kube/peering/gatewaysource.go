@@ -84,7 +84,7 @@ type GatewaySource struct {
 	// For the writer of the status only.
 	pace   pace
 	stale  *unstructured.Unstructured // the version before the one that was written last
-	pruned *Spec                      // what an API server with an older CRD has not kept as status.accepted
+	pruned bool                       // the API server, with an older CRD, has not kept status.accepted
 }
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,11 +42,12 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	if u == s.stale {
 		return nil // the next round has the version that was written
 	}
-	if s.pruned != nil && reflect.DeepEqual(s.pruned, next.Accepted) {
-		next.Accepted = nil
-	}
 	var have Status
-	if json.Unmarshal(objects.PartOf(u, "status"), &have) == nil && same(&have, next) {
+	readable, want := json.Unmarshal(objects.PartOf(u, "status"), &have) == nil, *next
+	if s.pruned && have.Accepted == nil {
+		want.Accepted = nil // alone no reason to write; the CRD may be newer at the next one
+	}
+	if readable && same(&have, &want) {
 		s.pace.urgent = have.urgent()
 		return nil
 	}
@@ -64,8 +64,8 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	if err == nil && written.GetResourceVersion() != u.GetResourceVersion() {
 		s.stale = u
 	}
-	if err == nil && next.Accepted != nil && PeeringOf(written).Status.Accepted == nil {
-		s.pruned = next.Accepted
+	if err == nil {
+		s.pruned = PeeringOf(written).Status.Accepted == nil
 	}
 	if !apierrors.IsNotFound(err) {
 		s.causes.Log(ctx, "update", "peerings/status", err)

@@ -338,8 +338,8 @@ func TestRestartWithFault(t *testing.T) {
 			t.Errorf("%d writes in a minute to an API server that keeps no accepted spec", n)
 		}
 		c.prunes.Store(false) // its CRD is a newer one now
-		remap("10.62.0.0/16")
-		if a := c.status().Accepted; a == nil || a.Remote.PodCIDRs[0].Remap != "10.62.0.0/16" {
+		remap("10.80.0.0/16")
+		if a := c.status().Accepted; a == nil || a.Remote.PodCIDRs[0].Remap != "10.61.0.0/16" {
 			t.Errorf("with the newer CRD, the accepted spec is %+v", a)
 		}
 	})
