@@ -157,6 +157,9 @@ func testHandOverLosesNothing(t *testing.T, one bool) {
 			}()
 			for len(came) < packets {
 				v, err := nattest.Check(w.to.nodes[0].Receive())
+				if v.Source == w.to.config().Geneve.GatewayAddress.V4 { // it looks for a node that is silent
+					continue
+				}
 				if err != nil || v.Source.String() != w.seen[0] || v.Destination.String() != w.seen[1] ||
 					v.SourcePort != 4001 {
 					t.Errorf("got %v:%d > %v, %v; %d of %d have come", v.Source, v.SourcePort, v.Destination, err,

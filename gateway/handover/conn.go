@@ -28,7 +28,8 @@ type way struct {
 	reads  bool   // from the socket; messages for the other process are passed on
 	lends  bool   // messages that may be for the other process are also passed on
 	sends  bool
-	greets func()              // if not nil: sends only what starts a session, and calls it once there is one
+	only   uint32              // unless sends: the only kind of messages that it sends; 0 = none
+	greets func()              // if not nil: called once there is a session
 	mute   func(datagrams int) // if not nil: reads the socket and discards what comes
 	parked chan struct{}
 	park   sync.Once
@@ -50,10 +51,16 @@ func (c *Conn) Stop(r *Relay) (parked <-chan struct{}) {
 // Silence is Stop, and stops sending too.
 func (c *Conn) Silence(r *Relay) { c.set(&way{relay: r}) }
 
+// Retire is Silence for a Conn of WireGuard in the old process, with one exception: it sends data
+// that was encrypted too late for the cut. The peer still knows the session.
+func (c *Conn) Retire(r *Relay) { c.set(&way{relay: r, only: data}) }
+
 // Greet is Silence for a Conn of WireGuard in the new process, with one exception: it sends what
 // starts a session, and receives what the other process passes on. It calls session, possibly more
 // than once, when there is one.
-func (c *Conn) Greet(r *Relay, session func()) { c.set(&way{relay: r, greets: session}) }
+func (c *Conn) Greet(r *Relay, session func()) {
+	c.set(&way{relay: r, only: initiation, greets: session})
+}
 
 // Lend passes answers to handshakes on to the other process, which may have initiated them, and
 // receives what that process passes back.
@@ -123,7 +130,7 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 		for i := range n {
 			if m := &messages[i]; w.lends || c.keepOwn(w.relay, m) {
 				if w.lends {
-					lend(w.relay, m)
+					c.lend(w.relay, m)
 				}
 				// buffers stay the caller's, each exactly once
 				messages[kept], messages[i] = messages[i], messages[kept]
@@ -160,8 +167,9 @@ const (
 	cookie     = 3
 	data       = 4
 
-	indexAt = 4
-	minimum = 8 // length of a message with an index
+	indexAt    = 4
+	receiverAt = 8 // in a response: the index of the session that it answers
+	minimum    = 8 // length of a message with an index
 )
 
 func kindOf(b []byte) uint32 {
@@ -187,9 +195,17 @@ func each(m *udp.Message, yield func([]byte)) {
 }
 
 // lend passes on responses to handshakes.
-func lend(r *Relay, m *udp.Message) {
+func (c *Conn) lend(r *Relay, m *udp.Message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	each(m, func(b []byte) {
-		if k := kindOf(b); k == answer || k == cookie {
+		k := kindOf(b)
+		if k == answer && len(b) >= receiverAt+4 {
+			if own := slices.Contains(c.own, binary.LittleEndian.Uint32(b[receiverAt:])); !own {
+				r.talked.Store(false)
+			}
+		}
+		if k == answer || k == cookie {
 			r.pass(m.Source, b)
 		}
 	})
@@ -199,14 +215,11 @@ func lend(r *Relay, m *udp.Message) {
 func (c *Conn) keepOwn(r *Relay, m *udp.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept, own := 0, c.own
+	kept := 0
 	each(m, func(b []byte) {
-		if kindOf(b) == data && !slices.Contains(own, indexOf(b)) {
+		if kindOf(b) == data && !slices.Contains(c.own, indexOf(b)) {
 			r.pass(m.Source, b)
 			return
-		}
-		if kindOf(b) == data {
-			r.met.Store(true)
 		}
 		kept += copy(m.Data[kept:], b)
 	})
@@ -218,9 +231,12 @@ func (c *Conn) keepOwn(r *Relay, m *udp.Message) bool {
 const maxOwn = 16
 
 // addOwn records the index of a session that this process starts or answers.
-func (c *Conn) addOwn(b []byte) {
+func (c *Conn) addOwn(b []byte, w *way) {
 	if k := kindOf(b); k != initiation && k != answer {
 		return
+	}
+	if w.lends {
+		w.relay.talked.Store(true)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -236,7 +252,7 @@ func (c *Conn) NewSender() udp.Sender { return &sender{c, c.Conn.NewSender(), ni
 type sender struct {
 	conn *Conn
 	udp.Sender
-	greetings []udp.Train
+	some []udp.Train // of those to send, that a way lets pass
 }
 
 // Send implements udp.Sender. Packets that a parked Conn does not send count as sent: the other
@@ -248,21 +264,22 @@ func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 	}
 	for i := range trains {
 		for _, part := range trains[i].Parts {
-			s.conn.addOwn(part)
+			s.conn.addOwn(part, w)
 		}
 	}
 	if w.sends {
 		return s.Sender.Send(trains)
 	}
-	s.greetings = s.greetings[:0]
+	s.some = s.some[:0]
 	for i := range trains {
 		t := &trains[i]
-		switch {
-		case w.greets == nil || len(t.Parts) == 0:
-		case kindOf(t.Parts[0]) == initiation:
-			s.greetings = append(s.greetings, *t)
-		case kindOf(t.Parts[0]) == data: // within a session
-			w.greets()
+		if len(t.Parts) > 0 {
+			switch kind := kindOf(t.Parts[0]); {
+			case w.only != 0 && kind == w.only:
+				s.some = append(s.some, *t)
+			case w.greets != nil && kind == data: // within a session
+				w.greets()
+			}
 		}
 		t.Sent = 1
 		if t.SegmentSize > 0 {
@@ -274,8 +291,8 @@ func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 		}
 		sent += t.Sent
 	}
-	if len(s.greetings) > 0 {
-		_, err = s.Sender.Send(s.greetings)
+	if len(s.some) > 0 {
+		_, err = s.Sender.Send(s.some)
 	}
 	return sent, err
 }

@@ -109,9 +109,6 @@ func TestLeadSortsTrains(t *testing.T) {
 	if passed.source != peer || len(passed.data) != 100 || indexOf(passed.data) != 8 {
 		t.Errorf("passed on: %v, % x", passed.source, passed.data)
 	}
-	if !ours.Met() {
-		t.Error("nothing says that the peer knows of the session")
-	}
 
 	// A train that belongs entirely to the other process leaves nothing here.
 	socket.come <- udp.Message{Data: wireguard(data, 9, 100), Source: peer}
@@ -163,6 +160,63 @@ func TestGreetSendsNoData(t *testing.T) {
 		len(messages[0].Data) != 92 {
 		t.Errorf("%d messages, %v", n, err)
 	}
+}
+
+// TestRetireSendsData: after the cut, the old process still sends what it has encrypted, and starts
+// no session.
+func TestRetireSendsData(t *testing.T) {
+	ours, _ := relays(t)
+	socket := newFake()
+	c := NewConn(socket)
+	c.Retire(ours)
+	sent, err := c.NewSender().Send([]udp.Train{
+		{Destination: peer, Parts: [][]byte{wireguard(data, 5, 32)}},
+		{Destination: peer, Parts: [][]byte{wireguard(initiation, 7, 148)}},
+		{Destination: peer, Parts: [][]byte{wireguard(answer, 7, 92)}},
+	})
+	if sent != 3 || err != nil || len(socket.sent) != 1 || kindOf(socket.sent[0].Parts[0]) != data {
+		t.Errorf("%d sent (%v), by the socket %v", sent, err, socket.sent)
+	}
+}
+
+// TestTalked: the peer may use another session than the new process's once the old process has sent
+// a handshake message, until the peer answers the new process again.
+func TestTalked(t *testing.T) {
+	_, theirs := relays(t)
+	socket := newFake()
+	c := NewConn(socket)
+	c.Lend(theirs)
+	<-socket.come // of Wake
+	for _, step := range []struct {
+		send, comes []byte
+		want        bool
+	}{
+		{wireguard(data, 1, 32), nil, false},
+		{wireguard(initiation, 7, 148), nil, true},
+		{nil, response(5, 7), true}, // to that
+		{nil, response(6, 9), false},
+		{wireguard(answer, 8, 92), nil, true},
+	} {
+		if step.send != nil {
+			c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{step.send}}})
+		}
+		if step.comes != nil {
+			socket.come <- udp.Message{Data: step.comes, Source: peer}
+			if n, err := c.Receive(buffers()); n != 1 || err != nil {
+				t.Fatalf("%d messages, %v", n, err)
+			}
+		}
+		if got := theirs.Talked(); got != step.want {
+			t.Errorf("after % .12x%.12x: %v, want %v", step.send, step.comes, got, step.want)
+		}
+	}
+}
+
+// response is a response to the session with an index.
+func response(index, to uint32) []byte {
+	b := wireguard(answer, index, 92)
+	binary.LittleEndian.PutUint32(b[receiverAt:], to)
+	return b
 }
 
 // TestStopWaitsForWhoReceives: a Conn is parked only when everything received before has been

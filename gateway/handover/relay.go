@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"culvert/geneve/udp"
 )
@@ -23,8 +22,7 @@ type Relay struct {
 	tasks   sync.WaitGroup
 
 	lost, returned atomic.Uint64
-	last           atomic.Int64 // time of the last message passed on, since epoch; 0 = never
-	met            atomic.Bool
+	talked         atomic.Bool
 	reader         atomic.Pointer[udp.Conn] // nil, or the socket whose reader checks the inbox too
 }
 
@@ -82,24 +80,16 @@ func (r *Relay) Return(packet []byte) {
 	r.send(append([]byte{relayPacket}, packet...))
 }
 
-// Met reports whether data of a session of this process has arrived: the peer knows the session.
-func (r *Relay) Met() bool { return r.met.Load() }
+// Talked reports whether this process has sent a handshake message since the peer's last answer to
+// the other process: the peer may use a session that is newer than the other process's.
+func (r *Relay) Talked() bool { return r.talked.Load() }
 
 // Totals returns how many packets were returned, and how many packets and messages were dropped for
 // lack of room.
 func (r *Relay) Totals() (returned, lost uint64) { return r.returned.Load(), r.lost.Load() }
 
-// Quiet reports whether nothing has been passed on for this long.
-func (r *Relay) Quiet(length time.Duration) bool {
-	last := r.last.Load()
-	return last == 0 || time.Since(epoch)-time.Duration(last) >= length
-}
-
-var epoch = time.Now()
-
 // pass sends a message to the other process.
 func (r *Relay) pass(source netip.AddrPort, b []byte) {
-	r.last.Store(int64(time.Since(epoch)))
 	out := make([]byte, 0, relayHead+len(b))
 	address := source.Addr().As16()
 	out = append(append(out, relayMessage), address[:]...)

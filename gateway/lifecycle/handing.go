@@ -114,7 +114,7 @@ func (h *handing) cut(began nat.Time) error {
 	if err := h.records(began.Add(-batchTime), 0, handover.CutTime); err != nil {
 		return err
 	}
-	end := handover.Cut{Stopped: stopped, Nodes: life.stations(), Paths: life.narrowPaths()}
+	end := handover.Cut{Stopped: stopped, Talked: h.relay.Talked(), Nodes: life.stations(), Paths: life.narrowPaths()}
 	life.keepFiles(true) // from here on this process may be told to end while the other one carries packets
 	if err := h.line.SendJSON(handover.KindCut, &end, handover.CutTime); err != nil {
 		return err
@@ -138,7 +138,8 @@ func (h *handing) cut(began nat.Time) error {
 	return nil
 }
 
-// stop sends out everything that was received, and then no longer uses the sockets.
+// stop sends out everything that was received, and then starts nothing more. On a busy machine, some
+// packets are still inside wireguard-go then; they leave late.
 func (h *handing) stop() error {
 	life := h.life
 	var parked []<-chan struct{}
@@ -161,8 +162,8 @@ func (h *handing) stop() error {
 		}
 	}
 	life.path.Divert(back)
-	for _, l := range life.lent {
-		l.conn.Silence(h.relayOf(l))
+	for _, l := range life.tunnelSockets() {
+		l.Retire(h.relay) // the sockets to nodes may send what is left
 	}
 	return nil
 }
@@ -206,7 +207,7 @@ func (h *handing) goOn() {
 func (life *Life) renew() {
 	began, wait := time.Now(), greetTime
 	for again := began; time.Since(began) < sessionPatience; time.Sleep(renewPoll) {
-		if s, err := life.path.WG.PeerStats(); err != nil || s.LastHandshake.After(began) {
+		if life.metSince(began) {
 			return
 		}
 		if !time.Now().Before(again) {
@@ -214,4 +215,10 @@ func (life *Life) renew() {
 			again, wait = again.Add(wait), 2*wait
 		}
 	}
+}
+
+// metSince reports whether there is a session with the peer that is newer than since, or no peer.
+func (life *Life) metSince(since time.Time) bool {
+	s, err := life.path.WG.PeerStats()
+	return err != nil || s.LastHandshake.After(since)
 }

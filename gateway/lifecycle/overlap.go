@@ -43,21 +43,19 @@ func (t *Taking) finish(life *Life) {
 			}
 		}
 	}()
-	// A peer that knows the session answers in it after one round trip.
-	wait := max(greetTime, 3*t.far/2)
-	over, renew := time.NewTimer(time.Until(t.forwards.Add(overlapTime))), time.NewTimer(wait)
+	over, again := time.NewTimer(time.Until(t.forwards.Add(overlapTime))), time.NewTicker(greetTime)
 	defer over.Stop()
-	defer renew.Stop()
+	defer again.Stop()
 	for done := false; !done; {
 		select {
 		case <-over.C:
 			done = true
-		case <-renew.C:
-			if !t.relay.Met() && !t.relay.Quiet(quietTime) {
-				life.path.WG.Renew() // the peer has started a session with the old process since
+		case <-again.C: // messages get lost
+			if t.talked && !life.metSince(t.forwards) {
+				life.path.WG.Renew()
+			} else {
+				life.path.WG.Confirm()
 			}
-			wait *= 2 // WireGuard would repeat a lost handshake after five seconds
-			renew.Reset(wait)
 		}
 	}
 	for i := range life.lent {

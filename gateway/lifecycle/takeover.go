@@ -24,9 +24,6 @@ const (
 	// handshake invalidates the answer to the old one. sessionPatience bounds all tries together.
 	greetTime       = 300 * time.Millisecond
 	sessionPatience = 5 * time.Second
-	// The peer still uses the old session if less than quietTime has passed since the last message
-	// in it.
-	quietTime = 150 * time.Millisecond
 	// A killed process closes its sockets before it is gone.
 	endTime = 100 * time.Millisecond
 	// stopTime limits the silence of the old process after it was told to stop, because it may have
@@ -44,10 +41,10 @@ type Taking struct {
 	before   *process
 	relay    *handover.Relay
 	session  chan struct{} // closed by met, when there is a session
-	far      time.Duration // duration of the handshake that made the session; 0 = none
 	met      func()        // called when there is a session with the peer
 	over     chan struct{} // closed by finish
 	stopping bool          // the old process was told to stop, and will confirm it
+	talked   bool          // the peer may have a newer session with the old process than with this one
 	forwards time.Time     // when the old process was told that this one forwards
 }
 
@@ -171,19 +168,16 @@ func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 	}
 	late := time.NewTimer(sessionPatience)
 	defer late.Stop()
-	wait, greeted := greetTime, time.Now()
+	wait := greetTime
 	again := time.NewTimer(wait)
 	defer again.Stop()
 	for {
 		select {
 		case <-t.session:
-			t.far = time.Since(greeted)
 			return nil
 		case <-again.C:
-			if err := life.path.WG.Renew(); err != nil {
-				return err
-			}
-			wait, greeted = 2*wait, time.Now()
+			life.path.WG.Renew()
+			wait = 2 * wait
 			again.Reset(wait)
 		case <-late.C:
 			if !t.offer.Answers {
@@ -208,6 +202,9 @@ func (t *Taking) cut(life *Life) error {
 	if err := handover.Decode(body, &end); err != nil {
 		return err
 	}
+	if t.talked = end.Talked; t.talked { // nothing more is sent in a session that the peer may have forgotten
+		life.path.WG.Renew()
+	}
 	life.meet(end.Nodes)
 	life.expect(end.Paths)
 	var mu sync.Mutex
@@ -220,6 +217,9 @@ func (t *Taking) cut(life *Life) error {
 	t.forwards = time.Now()
 	if err := t.line.Send(handover.KindForwarding, nil, handover.CutTime); err != nil && !t.ended() {
 		return fmt.Errorf("the previous gateway has not waited: %w", err)
+	}
+	for _, l := range life.lent { // what one socket receives, another one has to send
+		l.conn.Stop(t.relay)
 	}
 	for _, l := range life.lent {
 		if l.name == "geneve" {

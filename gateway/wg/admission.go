@@ -44,6 +44,8 @@ type admission struct {
 	others [numKinds]pace // +checklocks:mu
 	// rates of each of the others that sent something recently
 	shares map[rate]pace // +checklocks:mu
+	// when the peer's last response to an initiation was passed to wireguard-go
+	answered time.Time // +checklocks:mu
 }
 
 // A rate identifies the limit for one kind of messages from one source.
@@ -76,7 +78,8 @@ func (a *admission) admit(m []byte, from netip.Addr) (kind messageKind, ok bool)
 		a.handshakes.addUnknown(BadMAC1, from)
 		return kind, false
 	}
-	if !a.pass(kind, from, time.Now()) {
+	now := time.Now()
+	if !a.pass(kind, from, now) {
 		reason := HandshakeRate
 		if kind == dataMessage {
 			reason = StrangerData
@@ -84,6 +87,9 @@ func (a *admission) admit(m []byte, from netip.Addr) (kind messageKind, ok bool)
 		a.drops[reason].Add(1)
 		a.handshakes.addUnknown(reason, from)
 		return kind, false
+	}
+	if kind == handshakeMessage && m[0] == device.MessageResponseType && a.isPeer(from) {
+		a.answered = now
 	}
 	a.handshakes.received(kind, m, from)
 	return kind, true

@@ -1,6 +1,11 @@
 package wg
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+
+	"golang.zx2c4.com/wireguard/device"
+)
 
 // Endpoint returns the peer's address; the zero AddrPort is unknown.
 func (d *Device) Endpoint() (at netip.AddrPort) {
@@ -40,21 +45,46 @@ func (d *Device) Confirm() {
 	d.greet()
 }
 
-// Renew forgets all sessions with the peer and starts a handshake at once: for an unchanged peer,
-// wireguard-go allows one only every device.RekeyTimeout.
-func (d *Device) Renew() error {
-	at := d.Endpoint()
+// Renew starts a handshake with the peer at once, which WireGuard allows only every
+// device.RekeyTimeout. What the peer sends in the sessions before is still received, and nothing is
+// sent in them: packets wait for the new session. Renew does nothing while the peer's answer to the
+// last handshake becomes a session.
+func (d *Device) Renew() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if at.IsValid() {
-		d.endpoint = at
+	if p := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)); p != nil {
+		d.initiate(p)
 	}
-	if err := d.set("public_key="+hexKey(d.peer.PublicKey), "remove=true"); err != nil {
-		return err
+}
+
+// answerTime is longer than wireguard-go needs to make a session from a response, on a busy machine
+// too.
+const answerTime = time.Second
+
+// initiate is Renew for p. wireguard-go does not expect an initiation while it reads a response: it
+// would make a session from the response to the old one with the index of the new one, in which
+// nothing from the peer arrives.
+//
+// Preconditions: d.mu is held.
+// +checklocks:d.mu
+func (d *Device) initiate(p *device.Peer) {
+	s, err := d.PeerStats()
+	if err != nil {
+		return
 	}
-	if err := d.addPeer(); err != nil {
-		return err
+	if d.bind.admission.between(s.LastHandshake, p.ExpireCurrentKeypairs) {
+		p.SendHandshakeInitiation(false)
 	}
-	d.greet()
-	return nil
+}
+
+// between calls do, and returns true, unless a response has come since the last session was made
+// and may still become one. No response passes meanwhile.
+func (a *admission) between(last time.Time, do func()) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.answered.After(last) && time.Since(a.answered) < answerTime {
+		return false
+	}
+	do()
+	return true
 }

@@ -85,9 +85,7 @@ func (h *hurry) again() {
 	default:
 		return
 	}
-	// without this, no further initiation leaves before device.RekeyTimeout; waiting packets stay
-	h.p.ExpireCurrentKeypairs()
-	h.p.SendHandshakeInitiation(false)
+	d.initiate(h.p)
 }
 
 // unhurried ends the current hurry, if there is one.

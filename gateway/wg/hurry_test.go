@@ -3,6 +3,7 @@ package wg
 import (
 	"errors"
 	"io"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -51,5 +52,44 @@ func TestHurryEnds(t *testing.T) {
 	d.Close()
 	if _, pending, ended := state(); pending || !ended || d.bind.hurry.Load() != nil {
 		t.Errorf("closed: pending %v, ended %v", pending, ended)
+	}
+}
+
+// TestRenewLeavesAnAnswerAlone: while a response becomes a session, no other handshake starts.
+func TestRenewLeavesAnAnswerAlone(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	key := wgkey.NewPrivate()
+	d := New(Options{PrivateKey: key, MTU: 1340, Log: logrus.NewEntry(log)})
+	t.Cleanup(d.Close)
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: wgkey.NewPrivate().Public(),
+		Endpoint: "127.0.0.1:9"}), d.Up()))
+	a := d.bind.admission
+	initiations := func() uint64 {
+		before := a.handshakes.sentInitiations.Load()
+		d.Renew()
+		return a.handshakes.sentInitiations.Load() - before
+	}
+	if n := initiations(); n != 1 {
+		t.Errorf("without an answer, Renew sends %d initiations, want 1", n)
+	}
+	answer := message(device.MessageResponseType, device.MessageResponseSize, key.Public())
+	stranger := netip.MustParseAddr("192.0.2.1")
+	for _, tt := range []struct {
+		from netip.Addr
+		want uint64
+	}{{stranger, 1}, {netip.MustParseAddr("127.0.0.1"), 0}} {
+		if _, ok := a.admit(answer, tt.from); !ok {
+			t.Fatal("the answer is refused")
+		}
+		if n := initiations(); n != tt.want {
+			t.Errorf("after an answer from %v, Renew sends %d initiations, want %d", tt.from, n, tt.want)
+		}
+	}
+	a.mu.Lock()
+	a.answered = a.answered.Add(-answerTime)
+	a.mu.Unlock()
+	if n := initiations(); n != 1 {
+		t.Errorf("%v after an answer, Renew sends %d initiations, want 1", answerTime, n)
 	}
 }
