@@ -138,8 +138,8 @@ func (h *handing) cut(began nat.Time) error {
 	return nil
 }
 
-// stop sends out everything that was received, and then starts nothing more. On a busy machine, some
-// packets are still inside wireguard-go then; they leave late.
+// stop sends out everything that was received, and then starts nothing more. On a busy machine,
+// some packets are still inside wireguard-go then; they leave late.
 func (h *handing) stop() error {
 	life := h.life
 	var parked []<-chan struct{}
