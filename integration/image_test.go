@@ -52,3 +52,18 @@ func TestImageHasThisProgram(t *testing.T) {
 		return
 	}
 }
+
+// TestImageFileIsForAll: another user than the one that has saved the image may load it.
+func TestImageFileIsForAll(t *testing.T) {
+	binary, err := culvertBinary()
+	need.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "culvert.tar")
+	cmd := need.Command(t, binary, "image", "save", file)
+	cmd.Stderr = os.Stderr
+	need.NoError(t, cmd.Run())
+	info, err := os.Stat(file)
+	need.NoError(t, err)
+	if info.Mode() != 0o644 {
+		t.Errorf("mode %v, want -rw-r--r--", info.Mode())
+	}
+}

@@ -89,7 +89,11 @@ func newImageSaveCommand() *cobra.Command {
 		if file == "-" {
 			return im.Save(cmd.OutOrStdout(), name)
 		}
-		return new(durable.Disk).Replace(file, func(w io.Writer) error { return im.Save(w, name) })
+		err := new(durable.Disk).Replace(file, func(w io.Writer) error { return im.Save(w, name) })
+		if err != nil {
+			return err
+		}
+		return os.Chmod(file, 0o644) // nothing in it is secret, and another user may load it
 	})
 }
 
