@@ -30,7 +30,7 @@ var oldSteps = []struct {
 	{"at the start", nil, 0},
 	{"after its offer", func(l *handover.Line, relay int) error {
 		offer := handover.Offer{Identity: (&state.Identity{Cluster: "rome"}).Encode(),
-			Sockets: []handover.Socket{{Name: "relay"}}, Session: true}
+			Sockets: []handover.Socket{{Name: "relay"}}} // no session: it has no socket that answers come to
 		return l.SendJSON(handover.KindOffer, &offer, time.Second, relay)
 	}, 0},
 	{"in its records", func(l *handover.Line, _ int) error { return l.Send(handover.KindRecords, nil, time.Second) },

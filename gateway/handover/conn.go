@@ -130,7 +130,7 @@ func (c *Conn) Receive(messages []udp.Message) (int, error) {
 		for i := range n {
 			if m := &messages[i]; w.lends || c.keepOwn(w.relay, m) {
 				if w.lends {
-					c.lend(w.relay, m)
+					lend(w.relay, m)
 				}
 				// buffers stay the caller's, each exactly once
 				messages[kept], messages[i] = messages[i], messages[kept]
@@ -167,9 +167,8 @@ const (
 	cookie     = 3
 	data       = 4
 
-	indexAt    = 4
-	receiverAt = 8 // in a response: the index of the session that it answers
-	minimum    = 8 // length of a message with an index
+	indexAt = 4
+	minimum = 8 // length of a message with an index
 )
 
 func kindOf(b []byte) uint32 {
@@ -195,17 +194,9 @@ func each(m *udp.Message, yield func([]byte)) {
 }
 
 // lend passes on responses to handshakes.
-func (c *Conn) lend(r *Relay, m *udp.Message) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func lend(r *Relay, m *udp.Message) {
 	each(m, func(b []byte) {
-		k := kindOf(b)
-		if k == answer && len(b) >= receiverAt+4 {
-			if own := slices.Contains(c.own, binary.LittleEndian.Uint32(b[receiverAt:])); !own {
-				r.talked.Store(false)
-			}
-		}
-		if k == answer || k == cookie {
+		if k := kindOf(b); k == answer || k == cookie {
 			r.pass(m.Source, b)
 		}
 	})
@@ -235,8 +226,8 @@ func (c *Conn) addOwn(b []byte, w *way) {
 	if k := kindOf(b); k != initiation && k != answer {
 		return
 	}
-	if w.lends {
-		w.relay.talked.Store(true)
+	if w.relay != nil { // also after Stop, until what was received has left
+		w.relay.spoke.Store(Monotonic())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -179,44 +179,27 @@ func TestRetireSendsData(t *testing.T) {
 	}
 }
 
-// TestTalked: the peer may use another session than the new process's once the old process has sent
-// a handshake message, until the peer answers the new process again.
-func TestTalked(t *testing.T) {
+// TestSpoke: the other process learns when this one last sent a handshake message, also one that
+// was still on its way when this one stopped.
+func TestSpoke(t *testing.T) {
 	_, theirs := relays(t)
-	socket := newFake()
-	c := NewConn(socket)
-	c.Lend(theirs)
-	<-socket.come // of Wake
-	for _, step := range []struct {
-		send, comes []byte
-		want        bool
-	}{
-		{wireguard(data, 1, 32), nil, false},
-		{wireguard(initiation, 7, 148), nil, true},
-		{nil, response(5, 7), true}, // to that
-		{nil, response(6, 9), false},
-		{wireguard(answer, 8, 92), nil, true},
-	} {
-		if step.send != nil {
-			c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{step.send}}})
-		}
-		if step.comes != nil {
-			socket.come <- udp.Message{Data: step.comes, Source: peer}
-			if n, err := c.Receive(buffers()); n != 1 || err != nil {
-				t.Fatalf("%d messages, %v", n, err)
-			}
-		}
-		if got := theirs.Talked(); got != step.want {
-			t.Errorf("after % .12x%.12x: %v, want %v", step.send, step.comes, got, step.want)
-		}
+	c := NewConn(newFake())
+	send := func(b []byte) (spoke int64) {
+		c.NewSender().Send([]udp.Train{{Destination: peer, Parts: [][]byte{b}}})
+		return theirs.Spoke()
 	}
-}
-
-// response is a response to the session with an index.
-func response(index, to uint32) []byte {
-	b := wireguard(answer, index, 92)
-	binary.LittleEndian.PutUint32(b[receiverAt:], to)
-	return b
+	c.Lend(theirs)
+	if at := send(wireguard(data, 1, 32)); at != 0 {
+		t.Errorf("data: %d", at)
+	}
+	first := send(wireguard(initiation, 7, 148))
+	if first == 0 {
+		t.Error("an initiation does not count")
+	}
+	c.Stop(theirs)
+	if at := send(wireguard(answer, 8, 92)); at <= first {
+		t.Errorf("an answer after the stop: %d, before it %d", at, first)
+	}
 }
 
 // TestStopWaitsForWhoReceives: a Conn is parked only when everything received before has been

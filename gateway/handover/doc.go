@@ -22,8 +22,8 @@
 // what starts a session with the peer, because the old session's keys cannot leave WireGuard. The
 // answers arrive at the old process, whose Conn passes them on.
 //
-// If the old process has sent handshake messages since the new one's session was made, the peer may
-// use a newer session, and the new process makes another one after the cut.
+// If the old process has sent a handshake message since the new one asked for its session, the peer
+// may use a newer session, and the new process makes another one after the cut.
 //
 // After the cut the old process is parked. Until the peer learns of the new session, it sends in
 // the old one; the new process passes such messages back, and the old one decrypts them and returns

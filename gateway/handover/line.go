@@ -52,7 +52,7 @@ type Socket struct {
 // Cut is the last message of the old process before it stops for good.
 type Cut struct {
 	Stopped int64     `json:"stopped"` // time of the stop, in nanoseconds of CLOCK_MONOTONIC
-	Talked  bool      `json:"talked"`  // Relay.Talked
+	Spoke   int64     `json:"spoke"`   // Relay.Spoke
 	Nodes   []Station `json:"nodes"`
 	Paths   []Path    `json:"paths,omitempty"` // those that carry less than configured
 }

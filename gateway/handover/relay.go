@@ -22,7 +22,7 @@ type Relay struct {
 	tasks   sync.WaitGroup
 
 	lost, returned atomic.Uint64
-	talked         atomic.Bool
+	spoke          atomic.Int64
 	reader         atomic.Pointer[udp.Conn] // nil, or the socket whose reader checks the inbox too
 }
 
@@ -80,9 +80,9 @@ func (r *Relay) Return(packet []byte) {
 	r.send(append([]byte{relayPacket}, packet...))
 }
 
-// Talked reports whether this process has sent a handshake message since the peer's last answer to
-// the other process: the peer may use a session that is newer than the other process's.
-func (r *Relay) Talked() bool { return r.talked.Load() }
+// Spoke returns when this process last sent a handshake message, as Monotonic; 0 = not since there
+// has been a Relay.
+func (r *Relay) Spoke() int64 { return r.spoke.Load() }
 
 // Totals returns how many packets were returned, and how many packets and messages were dropped for
 // lack of room.

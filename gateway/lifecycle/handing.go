@@ -114,7 +114,7 @@ func (h *handing) cut(began nat.Time) error {
 	if err := h.records(began.Add(-batchTime), 0, handover.CutTime); err != nil {
 		return err
 	}
-	end := handover.Cut{Stopped: stopped, Talked: h.relay.Talked(), Nodes: life.stations(), Paths: life.narrowPaths()}
+	end := handover.Cut{Stopped: stopped, Spoke: h.relay.Spoke(), Nodes: life.stations(), Paths: life.narrowPaths()}
 	life.keepFiles(true) // from here on this process may be told to end while the other one carries packets
 	if err := h.line.SendJSON(handover.KindCut, &end, handover.CutTime); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (h *handing) stop() error {
 	life := h.life
 	var parked []<-chan struct{}
 	for _, l := range life.lent {
-		parked = append(parked, l.conn.Stop(h.relayOf(l)))
+		parked = append(parked, l.conn.Stop(l.relay(h.relay)))
 	}
 	late := time.NewTimer(handover.ParkTime)
 	defer late.Stop()
@@ -181,14 +181,6 @@ func (h *handing) drain() {
 			before, moved = n, time.Now()
 		}
 	}
-}
-
-// relayOf returns the relay for a socket of WireGuard, nil for another one.
-func (h *handing) relayOf(l lentSocket) *handover.Relay {
-	if l.name == "geneve" {
-		return nil
-	}
-	return h.relay
 }
 
 // goOn resumes carrying packets.

@@ -84,6 +84,14 @@ func (life *Life) Lend(name string, o udp.Options) udp.Options {
 	return o
 }
 
+// relay returns r for a socket of WireGuard, nil for another one.
+func (l *lentSocket) relay(r *handover.Relay) *handover.Relay {
+	if l.name == "geneve" {
+		return nil
+	}
+	return r
+}
+
 // tunnelSockets returns WireGuard's sockets.
 func (life *Life) tunnelSockets() (all []*handover.Conn) {
 	for _, l := range life.lent {

@@ -43,7 +43,8 @@ func (t *Taking) finish(life *Life) {
 			}
 		}
 	}()
-	over, again := time.NewTimer(time.Until(t.forwards.Add(overlapTime))), time.NewTicker(greetTime)
+	wait := greetTime
+	over, again := time.NewTimer(time.Until(t.forwards.Add(overlapTime))), time.NewTimer(wait)
 	defer over.Stop()
 	defer again.Stop()
 	for done := false; !done; {
@@ -56,6 +57,8 @@ func (t *Taking) finish(life *Life) {
 			} else {
 				life.path.WG.Confirm()
 			}
+			wait *= 2 // a new handshake invalidates the answer to the last one
+			again.Reset(wait)
 		}
 	}
 	for i := range life.lent {

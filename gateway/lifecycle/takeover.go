@@ -44,6 +44,7 @@ type Taking struct {
 	met      func()        // called when there is a session with the peer
 	over     chan struct{} // closed by finish
 	stopping bool          // the old process was told to stop, and will confirm it
+	greeted  int64         // when this process asked for its session (handover.Monotonic); 0 = it has none
 	talked   bool          // the peer may have a newer session with the old process than with this one
 	forwards time.Time     // when the old process was told that this one forwards
 }
@@ -174,6 +175,7 @@ func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 	for {
 		select {
 		case <-t.session:
+			t.greeted = t.relay.Spoke()
 			return nil
 		case <-again.C:
 			life.path.WG.Renew()
@@ -202,8 +204,8 @@ func (t *Taking) cut(life *Life) error {
 	if err := handover.Decode(body, &end); err != nil {
 		return err
 	}
-	if t.talked = end.Talked; t.talked { // nothing more is sent in a session that the peer may have forgotten
-		life.path.WG.Renew()
+	if t.talked = end.Spoke > t.greeted; t.talked {
+		life.path.WG.Renew() // nothing more is sent in a session that the peer may have forgotten
 	}
 	life.meet(end.Nodes)
 	life.expect(end.Paths)
@@ -219,7 +221,7 @@ func (t *Taking) cut(life *Life) error {
 		return fmt.Errorf("the previous gateway has not waited: %w", err)
 	}
 	for _, l := range life.lent { // what one socket receives, another one has to send
-		l.conn.Stop(t.relay)
+		l.conn.Stop(l.relay(t.relay))
 	}
 	for _, l := range life.lent {
 		if l.name == "geneve" {

@@ -33,6 +33,7 @@ type admission struct {
 	drops      [NumReasons]atomic.Uint64
 	peer       atomic.Pointer[endpoint] // nil = nothing sent yet
 	handshakes handshakeStats
+	asked      atomic.Uint32 // index in our last initiation, which the response to it has
 
 	mu sync.Mutex
 	// mac1 and sum check MAC1 without an allocation, which wireguard-go's own check needs
@@ -44,7 +45,7 @@ type admission struct {
 	others [numKinds]pace // +checklocks:mu
 	// rates of each of the others that sent something recently
 	shares map[rate]pace // +checklocks:mu
-	// when the peer's last response to an initiation was passed to wireguard-go
+	// when the last response to our last initiation was passed to wireguard-go
 	answered time.Time // +checklocks:mu
 }
 
@@ -88,7 +89,8 @@ func (a *admission) admit(m []byte, from netip.Addr) (kind messageKind, ok bool)
 		a.handshakes.addUnknown(reason, from)
 		return kind, false
 	}
-	if kind == handshakeMessage && m[0] == device.MessageResponseType && a.isPeer(from) {
+	if kind == handshakeMessage && m[0] == device.MessageResponseType &&
+		binary.LittleEndian.Uint32(m[receiverAt:]) == a.asked.Load() {
 		a.answered = now
 	}
 	a.handshakes.received(kind, m, from)
@@ -149,12 +151,21 @@ func (a *admission) knowsKey(m []byte) bool {
 	return bytes.Equal(a.mac1.Sum(a.sum[:0]), mac1) // timing reveals nothing useful about MAC1
 }
 
-// sent records the destination of messages. Only cookie replies go to senders other than the peer.
+// sent records the destination of messages, and the index of an initiation, before they leave. Only
+// cookie replies go to senders other than the peer.
 func (a *admission) sent(bufs [][]byte, to *endpoint) {
-	if a.peer.Load() != to && kindOf(bufs[0]) != cookieMessage {
+	kind := kindOf(bufs[0])
+	if a.peer.Load() != to && kind != cookieMessage {
 		a.peer.Store(to)
 	}
+	if kind == handshakeMessage && bufs[0][0] == device.MessageInitiationType {
+		a.asked.Store(binary.LittleEndian.Uint32(bufs[0][senderAt:]))
+	}
 }
+
+// Where an initiation has its sender's index, and a response that of the initiation (WireGuard
+// paper, Section 5.4).
+const senderAt, receiverAt = 4, 8
 
 // messageKind is the kind of a datagram on WireGuard's port, by type and size (WireGuard paper,
 // Section 5.4).

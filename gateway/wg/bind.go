@@ -170,12 +170,12 @@ func (b *bind) Send(bufs [][]byte, ep conn.Endpoint) error {
 			return nil
 		}
 	}
+	b.admission.sent(bufs, ep.(*endpoint))
 	if h := b.hurry.Load(); h != nil {
 		if also := h.also(bufs, ep.(*endpoint)); also != nil {
 			b.sendTo(bufs, also)
 		}
 	}
-	b.admission.sent(bufs, ep.(*endpoint))
 	return b.sendTo(bufs, ep.(*endpoint))
 }
 

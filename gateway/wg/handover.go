@@ -61,9 +61,9 @@ func (d *Device) Renew() {
 // too.
 const answerTime = time.Second
 
-// initiate is Renew for p. wireguard-go does not expect an initiation while it reads a response: it
-// would make a session from the response to the old one with the index of the new one, in which
-// nothing from the peer arrives.
+// initiate is Renew for p. If an initiation began while wireguard-go reads the response to the one
+// before, the session would get the keys of that one and the index of the new one. Nothing from the
+// peer would arrive in it.
 //
 // Preconditions: d.mu is held.
 // +checklocks:d.mu
@@ -77,8 +77,8 @@ func (d *Device) initiate(p *device.Peer) {
 	}
 }
 
-// between calls do, and returns true, unless a response has come since the last session was made
-// and may still become one. No response passes meanwhile.
+// between calls do, and returns true, unless a response that has come since the last session was
+// made may still become a session. No response passes meanwhile.
 func (a *admission) between(last time.Time, do func()) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
