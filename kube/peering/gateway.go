@@ -37,11 +37,12 @@ type Gateway struct {
 	// none
 	good *Peering
 	// why the current version does not replace good although it has no fault of its own
-	refused string
-	nodes   map[string]*node
-	tunnels map[string]*tunnelNode
-	pods    *podIndex
-	holders map[netip.Addr]string // the Nodes that have listed an address first, and still do
+	refused    string
+	nodes      map[string]*node
+	nodesKnown bool // all Nodes are in nodes
+	tunnels    map[string]*tunnelNode
+	pods       *podIndex
+	holders    map[netip.Addr]string // the Nodes that have listed an address first, and still do
 	// Services with LabelExport, and EndpointSlices, by namespace/name.
 	exported     map[string]*exported
 	slices       *sliceIndex
@@ -66,16 +67,17 @@ func (g *Gateway) put(p *Peering) {
 
 // judge makes the current Peering the one that applies, if nothing is wrong with it. A change that
 // agents refuse because it takes addresses of Nodes does not replace what runs, or the two ends of
-// a tunnel would differ.
+// a tunnel would differ. That holds also if the gateway before has refused it, so nothing applies
+// before all Nodes are known.
 func (g *Gateway) judge() {
 	p := g.peering
-	if g.refused = ""; p == nil {
+	if g.refused = ""; p == nil || !g.nodesKnown {
 		return
 	}
+	if g.good == nil {
+		g.good = p.accepted()
+	}
 	if len(p.Faults) > 0 {
-		if g.good == nil {
-			g.good = p.accepted()
-		}
 		return
 	}
 	if g.good != nil && !slices.Equal(g.good.takes(), p.takes()) {

@@ -131,7 +131,8 @@ func TestNodesAddressesStay(t *testing.T) {
 		{[]string{"10.80.0.0/24", "172.18.0.0/24"}, nil, "spec.internalCIDR: 172.18.0.0/24 contains", "10.61.0.0/16"},
 		{[]string{remap, "remap: 10.62.0.0/16"}, nil, "", "10.62.0.0/16"},
 		{taken, func(g *Gateway) { clear(g.nodes) }, "", "172.18.0.0/16"},
-		{taken, func(g *Gateway) { g.good = nil }, "", "172.18.0.0/16"},
+		{taken, func(g *Gateway) { g.good = nil }, "172.18.0.0/16 contains 172.18.0.1", "10.61.0.0/16"}, // it starts again
+		{taken, func(g *Gateway) { g.good, g.peering.Status.Accepted = nil, nil }, "", "172.18.0.0/16"},
 		{nil, func(g *Gateway) {
 			g.nodes["node2"].addresses = append(g.nodes["node2"].addresses, netip.MustParseAddr("10.61.3.4"))
 		}, "", "10.61.0.0/16"},
@@ -338,9 +339,7 @@ func TestNodeTakesNoAddress(t *testing.T) {
 	}
 }
 
-// TestPodsFrom: without pod CIDRs of Nodes, each pod's address leads to its node, except for pods
-// of the host's network and pods that have ended. TestVirtualNodes: no agent runs on a virtual
-// node, so that the gateway waits for none there.
+// TestVirtualNodes: no agent runs on a virtual node, so that the gateway waits for none there.
 func TestVirtualNodes(t *testing.T) {
 	s := NewGatewaySource(nil, rome(t).self, NodeNamespace, quiet())
 	all, _ := s.watches()
@@ -358,6 +357,8 @@ func TestVirtualNodes(t *testing.T) {
 	}
 }
 
+// TestPodsFrom: without pod CIDRs of Nodes, each pod's address leads to its node, except for pods
+// of the host's network and pods that have ended.
 func TestPodsFrom(t *testing.T) {
 	g := rome(t)
 	p := readIn(t, "mtu: 1400", "podsFrom: Pods")
@@ -397,6 +398,7 @@ func TestActive(t *testing.T) {
 	}
 	next := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node2", Pod: "gw-2",
 		Addresses: []netip.Addr{netip.MustParseAddr("10.244.2.9")}})
+	next.nodesKnown = true
 	next.put(g.peering)
 	d := next.Plan()
 	if text(t, d.Status.Active) != `{"pod":"gw-2","node":"node2","addresses":["10.244.2.9"],"term":2}` || d.Ousted {
@@ -425,6 +427,7 @@ func TestActiveFirst(t *testing.T) {
 	addr := netip.MustParseAddr
 	g := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node1", Pod: "gw-1",
 		Addresses: []netip.Addr{addr("fd00::9"), addr("10.244.1.9")}})
+	g.nodesKnown = true
 	g.put(readIn(t))
 	if got := g.Plan().Status.Active.Addresses; !slices.Equal(got, []string{"10.244.1.9", "fd00::9"}) {
 		t.Errorf("%q", got)

@@ -100,15 +100,17 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 	return s
 }
 
-// Await follows the Peering until it has, or once had, no fault, and returns the configuration that
-// a gateway starts with: base, and the fields that cannot change while the gateway runs. speaks
+// Await follows the Peering and the Nodes until the Peering has, or once had, no fault, and returns
+// the configuration that a gateway starts with: base, and the fields that cannot change while the gateway runs. speaks
 // reports whether this gateway, of several, is the one that writes the Peering's status.
 func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks func() bool) (*config.Config, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
-	tasks.Go(func() { s.follow(ctx, s.ownPeering()) })
+	for _, w := range []followed{s.ownPeering(), s.members()} {
+		tasks.Go(func() { s.follow(ctx, w) })
+	}
 	tasks.Go(func() { s.teller.Run(ctx, speaks) })
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()
@@ -150,6 +152,15 @@ func (s *GatewaySource) ownPeering() followed {
 			}
 			return []string{keyOf(s.u)}
 		}}
+}
+
+// members follows the Nodes.
+//
+// +checklocksignore: what it returns is called with mu held
+func (s *GatewaySource) members() followed {
+	w := into(kindNode, "", table[*node](s.state.nodes), readMember)
+	w.whole = func() { s.state.nodesKnown = true }
+	return w
 }
 
 // Run drives g, which was made from the result of Await, until ctx ends. It returns an error when
@@ -199,7 +210,7 @@ func (s *GatewaySource) run(ctx context.Context, g Running) error {
 func (s *GatewaySource) watches() (all []followed, pods followed) {
 	return []followed{
 		s.ownPeering(),
-		into(kindNode, "", table[*node](s.state.nodes), readMember),
+		s.members(),
 		into(KindTunnelNode, s.nodes, named[*tunnelNode]{table[*tunnelNode](s.state.tunnels), s.nodes}, readTunnelNode),
 	}, into(kindPod, "", s.state.pods, readPod)
 }
@@ -248,6 +259,7 @@ func (s *GatewaySource) round(more func(*followed), pods *followed, g Running) e
 	if u == nil {
 		return nil
 	}
+	s.keepAccepted(plan)
 	plan.troubles(g.NodeTroubles())
 	plan.Status.PublicKey = s.base.WireGuard.PrivateKey.Public().Base64()
 	plan.Status.RTT = s.roundTrip(&check)
@@ -287,6 +299,13 @@ func (s *GatewaySource) apply(plan *Plan, g Running) error {
 	s.refused = "the new configuration is invalid; the previous one stays in force: " +
 		strings.ReplaceAll(err.Error(), "\n", "; ")
 	return nil
+}
+
+// keepAccepted leaves in the status what the gateway goes on with, if it has refused the plan.
+func (s *GatewaySource) keepAccepted(plan *Plan) {
+	if s.refused != "" {
+		plan.Status.Accepted = plan.Current.Status.Accepted
+	}
 }
 
 // End says before Run ends that no other gateway goes on, so that Run says so in the status.

@@ -102,6 +102,7 @@ func (s *GatewaySource) last(ctx context.Context, why error) {
 					Message: "the gateway's pod has ended"})
 			plan.Status.RTT = ""
 		}
+		s.keepAccepted(plan)
 		plan.Status.Message = message(&plan.Status)
 		s.pace.urgent, s.stale = nil, nil // there is no later round
 		if !apierrors.IsConflict(s.writeStatus(ctx, u, &plan.Status)) {

@@ -189,13 +189,16 @@ func measured(plan *NodePlan, m Machine) (w ways) {
 // only if it begins at an address of the pods' CIDR. Otherwise the node has no network for them
 // yet, or a route for each pod.
 func expected(own *node, here, elsewhere netip.Addr, m Machine) (w ways) {
-	if a, err := m.SourceTo(here); here.IsValid() && err == nil &&
-		slices.ContainsFunc(own.pods, func(c netip.Prefix) bool { return c.Contains(a) }) {
+	source := func(to netip.Addr) (a netip.Addr) {
+		if to.IsValid() {
+			a, _ = m.SourceTo(to) // with an error, it is invalid
+		}
+		return a
+	}
+	if a := source(here); slices.ContainsFunc(own.pods, func(c netip.Prefix) bool { return c.Contains(a) }) {
 		w.local = a
 	}
-	if a, err := m.SourceTo(elsewhere); elsewhere.IsValid() && err == nil {
-		w.remote = a
-	}
+	w.remote = source(elsewhere)
 	return w
 }
 

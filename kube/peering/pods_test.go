@@ -53,7 +53,7 @@ func (m *model) watched() (*GatewaySource, map[string]sink) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	s := NewGatewaySource(nil, rome(m.t).self, NodeNamespace, logrus.NewEntry(log))
-	s.state.exportsKnown = true
+	s.state.exportsKnown, s.state.nodesKnown = true, true
 	for n := 1; n <= 4; n++ {
 		s.state.slices.wanted[service.Name{Namespace: "shop", Name: fmt.Sprint("web", n)}] = true
 	}
