@@ -151,7 +151,7 @@ stamp = $$($(GO) version -m dist/culvert-linux-$$arch | awk '$(1)')
 image images: COMMANDS = culvert
 image: ARCHS = $(HOSTARCH)
 image: binaries ## container image culvert:latest for this machine's architecture, by buildah, podman or docker, or in dist/image.tar
-images: binaries ## images culvert:latest-amd64 and culvert:latest-arm64; culvert:latest is this machine's
+images: binaries ## images culvert:latest-amd64 and culvert:latest-arm64; culvert:latest is this machine's; or both in dist/image.tar
 image images:
 	@tool=$$(command -v buildah podman docker | sed -n 1p || true); [ -n "$$tool" ] || \
 	{ dist/culvert-linux-$(HOSTARCH) image save --name culvert:latest dist/image.tar; echo "dist/image.tar: there is no buildah, podman or docker"; exit; }; \
@@ -181,7 +181,9 @@ reproducible: ## build the release of the last commit twice, in other folders wi
 	@dir=$$(mktemp -d) && trap "chmod -R u+w $$dir; rm -rf $$dir" EXIT; \
 	git clone -q . $$dir/one; git clone -q $$dir/one $$dir/another/place; \
 	for copy in one another/place; do GOCACHE=$$dir/cache/$$copy $(MAKE) -s -C $$dir/$$copy release; done; \
-	diff -r $$dir/{one,another/place}/dist; ! grep -aqF $$dir -r $$dir/one/dist; echo "both builds are the same, byte by byte"
+	diff -r $$dir/{one,another/place}/dist; \
+	if grep -aqF $$dir -r $$dir/one/dist; then echo "make: dist names the folder in which it was built" >&2; exit 1; fi; \
+	echo "both builds are the same, byte by byte"
 
 size: go-version ## the stripped binary has at most 24,000,000 bytes, and 15,000,000 without Kubernetes
 	@mkdir -p bin; for build in culvert:24000000:$(TAGS) culvert-nokube:15000000:nokube,$(TAGS); do IFS=: read -r name most tags <<<$$build; \

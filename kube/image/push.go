@@ -87,7 +87,7 @@ func (im *Image) Push(ctx context.Context, ref, fallback string, o PushOptions) 
 	<-watched
 	cause := context.Cause(ctx)
 	var answered *transport.Error
-	if refused := guard.refused.Load(); refused != nil && !errors.As(err, &answered) {
+	if refused := guard.refused.Load(); err != nil && refused != nil && !errors.As(err, &answered) {
 		err = refused // which the errors of other attempts hide
 	}
 	if err != nil {
