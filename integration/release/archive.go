@@ -14,8 +14,8 @@ import (
 	"strings"
 )
 
-// archives writes a tar for each architecture. It has the program of the other one too, so that
-// culvert image push makes an image for both.
+// archives writes a tar for each architecture. Each has the program of the other architecture too,
+// so that culvert image push makes an image for both.
 func (r *release) archives() error {
 	units, err := r.units("/usr/local/bin")
 	if err != nil {
@@ -128,8 +128,8 @@ func (r *release) chart() error {
 	return r.tar(r.path("culvert-chart-%s.tgz", r.version), files)
 }
 
-// notes takes what the changelog says of this version, or of the next one when this is none. A
-// paragraph becomes one line, because release pages break lines where the text does.
+// notes takes what the changelog says of this version, or what is unreleased if it does not name
+// this version. A paragraph becomes one line, because release pages break lines as the text does.
 func (r *release) notes() error {
 	text, err := r.read("CHANGELOG.md")
 	if err != nil {

@@ -30,7 +30,7 @@ func (r *release) license() error {
 		for _, module := range slices.Sorted(maps.Keys(modules)) {
 			texts := modules[module]
 			if len(texts) == 0 {
-				return fmt.Errorf("%s has no licence file; find its licence, and teach the release where it is", module)
+				return fmt.Errorf("%s has no licence file; find its licence, and make this program read it", module)
 			}
 			for text := range texts {
 				if !slices.Contains(of[text], module) {

@@ -1,6 +1,6 @@
-// Command release makes of the programs in dist what a release page needs: archives, packages, the
-// image, the chart, lists of components, notes and checksums. make release runs it. All bytes
-// follow from the commit: times are the commit's, and lists are sorted.
+// Command release makes what a release page needs from the programs in dist: archives, packages,
+// the image, the chart, lists of components, notes and checksums. make release runs it. The same
+// commit gives the same bytes: times are the commit's, and lists are sorted.
 package main
 
 import (
@@ -156,7 +156,7 @@ func (r *release) image() error {
 	return err
 }
 
-// path is that of a file of the release. A + of a version would be another sign in a URL.
+// path returns the path of a file of the release. In a URL, the + of a version would need an escape.
 func (r *release) path(format string, args ...any) string {
 	return filepath.Join(r.dist, strings.ReplaceAll(fmt.Sprintf(format, args...), "+", "-"))
 }

@@ -81,7 +81,7 @@ func parseHelp(help string) (about string, sections []section) {
 	return strings.TrimSpace(about), sections
 }
 
-// rows splits a table of names and texts, of which those that do not fit go on in the next lines.
+// rows splits a table of names and texts. A text that does not fit continues in the next lines.
 func rows(table string) (all [][2]string) {
 	for line := range strings.Lines(table) {
 		text := strings.TrimSpace(line)
@@ -100,7 +100,7 @@ type page struct{ strings.Builder }
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
-// text adds lines, of which none is a request.
+// text adds lines that troff does not take for requests.
 func (p *page) text(text string) {
 	for line := range strings.Lines(text) {
 		line = escape(strings.TrimRight(line, "\n"))

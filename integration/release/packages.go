@@ -13,8 +13,9 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm"
 )
 
-// Units are installed, not started: a gateway and a node need their files first. They end before
-// their program goes. Their arguments are dpkg's, or rpm's.
+// Units are installed, not started, because a gateway and a node need their files first. They are
+// stopped before their program is removed, but not for another version. The first argument of a
+// script is a word of dpkg, or a number of rpm.
 const (
 	afterInstall = "#!/bin/sh\n[ ! -d /run/systemd/system ] || systemctl daemon-reload\n"
 	beforeRemove = `#!/bin/sh

@@ -1,6 +1,6 @@
 package objects
 
-// A Lease is the content of a Lease. What that lacks is zero.
+// A Lease is the content of a Lease. Missing fields are zero.
 type Lease struct {
 	Holder      string `json:"holderIdentity"`
 	Seconds     int32  `json:"leaseDurationSeconds"`

@@ -13,7 +13,7 @@
 // Routes carry the protocol number Protocol, so that the next process recognises them. They
 // disappear with their link. Routes of other programs are not replaced: a new Peer is refused if
 // this node reaches its addresses by another program's route. A Peer that has routes keeps them,
-// and only gets none to such addresses: one wrong CIDR of several does not cut off the others, and
+// and gets none to such addresses: one wrong CIDR of several does not cut off the others, and
 // neither does a network that the node gets later.
 //
 // # The exception from masquerade
