@@ -12,8 +12,10 @@ import (
 // answers.
 const askPace = time.Millisecond
 
-// sweep removes expired connections while no packet does so. Once a second it checks whether trains
-// arrive and which encapsulations nodes use, and lets the monitor look at everything else.
+// sweep removes expired connections while no packet does so. Beside that it does what is due each
+// second: it asks the nodes whether they are there, checks whether trains arrive and which
+// encapsulations nodes use, and lets the monitor look at everything else. The monitor looks right
+// after the requests, so the last one to a healthy node may have no answer yet.
 func (g *Gateway) sweep(ctx context.Context) {
 	duties := func() {
 		g.monitor.ProbeTrains(path.Uptime())

@@ -21,7 +21,8 @@ const (
 	askInterval = 900 * time.Millisecond
 	// between repetitions of a request to a neighbour never heard: a little less than holdTick
 	repeatInterval = 90 * time.Millisecond
-	// requests after which the peer's word no longer outweighs frames from elsewhere
+	// requests after which the peer's word no longer outweighs frames from elsewhere, and after
+	// which it is asked more rarely
 	maxUnanswered = 3
 	// between two requests to a neighbour that has left maxUnanswered unanswered
 	silentInterval = 5 * time.Second

@@ -12,9 +12,9 @@ type Presence struct {
 	// are meaningless
 	ARP                          bool
 	Answered                     bool          // ARP or neighbour discovery has confirmed the MAC address
-	Asked                        int           // requests since the last answer
+	Asked                        int           // requests since the last answer, without repetitions
 	Known                        bool          // a frame has arrived
-	Silence                      time.Duration // since the last frame; meaningless unless Known
+	Silence                      time.Duration // since the last frame, also of ARP; meaningless unless Known
 	ReceivedPackets, SentPackets uint64
 	RTT                          time.Duration // of the last request; 0 if none of the recent ones was answered
 	Requests, Lost               int           // recent requests, and how many of them had no answer

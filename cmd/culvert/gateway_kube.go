@@ -49,8 +49,7 @@ var closed = []*health.Cause{health.NeverThere, health.NodeRefuses, health.NodeN
 	health.WrongUnderlay, health.WrongVNI, health.WrongEncap, health.WrongInner, health.WrongAddress,
 	health.WrongGateway}
 
-// NodeTroubles returns the gateway's latest log message about each node through which nothing
-// passes.
+// NodeTroubles returns the problem, without its remedy, of each node through which nothing passes.
 func (g peeringGateway) NodeTroubles() map[string]string {
 	all := map[string]string{}
 	for _, f := range g.Findings() {

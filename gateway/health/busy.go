@@ -107,7 +107,7 @@ func (b *Load) Look(now time.Duration, c *CPU, read func() []Socket, kind Kind, 
 	} else {
 		b.full = nil
 		if b.said.Cause != nil && now-b.calm >= calmTime {
-			changes = append(changes, find(BusyOver, kind, of, "{time}", seconds(b.calm-b.since)))
+			changes = append(changes, findingOf(BusyOver, kind, of, "{time}", seconds(b.calm-b.since)))
 			b.said = Finding{}
 		}
 	}
@@ -180,7 +180,7 @@ func (b *Load) finding(now time.Duration, i *intake, c *CPU, kind Kind, of strin
 		used += s.used
 	}
 	took := now - b.full[0].began
-	return find(cause, kind, of, "{procs}", fmt.Sprint(c.Procs), "{cpus}", fmt.Sprint(c.CPUs), "{quota}",
+	return findingOf(cause, kind, of, "{procs}", fmt.Sprint(c.Procs), "{cpus}", fmt.Sprint(c.CPUs), "{quota}",
 		fmt.Sprintf("%.4g", c.Quota), "{time}", seconds(took),
 		"{what}", what, "{share}", fmt.Sprintf("%.0f", 100*used.Seconds()/(c.limit()*took.Seconds())), "{rate}",
 		fmt.Sprintf("%.3g Gb/s", float64(i.bytes)*8/max(i.counted.Seconds(), 1)/1e9), "{more}", fmt.Sprint(c.Procs+1))

@@ -8,7 +8,8 @@ import (
 // Level says how much a finding matters.
 type Level uint8
 
-// Levels: an Info works, or may be intended; a Warning does not work.
+// Levels: what a Note is about works, or may be intended; what a Warning is about does not work.
+// Log and status call a Note info.
 const (
 	Note Level = iota
 	Warning
@@ -26,7 +27,7 @@ type Cause struct {
 	Name   string // value of the log field cause
 	Level  Level
 	Says   string // with placeholders: {node}
-	Remedy string // what to do, with blanks; "" = nothing
+	Remedy string // what to do, with placeholders; "" = nothing
 
 	// Server is the remedy for a gateway that is the server, which has no wireguard.endpoint; "" =
 	// Remedy.
@@ -250,16 +251,17 @@ type Finding struct {
 
 	Problem string // the same without the remedy
 
-	liqo, peering string // Text under Liqo, and in the gateway of a Peering
+	liqo, peering string // Text under Liqo, and in the gateway of a Peering: the Judge makes one of them Text
 }
 
-// WithoutFile returns the finding in the words for a process that no file configures.
+// WithoutFile returns the finding in the words for Liqo, which name no field of a file.
 func (f Finding) WithoutFile() Finding {
 	f.Text = f.liqo
 	return f
 }
 
-func find(c *Cause, kind Kind, of string, blanks ...string) Finding {
+// findingOf returns the finding of a cause. blanks are placeholders, each followed by its text.
+func findingOf(c *Cause, kind Kind, of string, blanks ...string) Finding {
 	fill := strings.NewReplacer(blanks...)
 	return Finding{c, kind, of, fill.Replace(c.Sentence()), fill.Replace(c.Says), fill.Replace(c.Liqo().Sentence()),
 		fill.Replace(c.Peering().Sentence())}

@@ -83,13 +83,13 @@ func (j *Judge) inWords(all []Finding) []Finding {
 // Findings returns the current findings: about the peer, each node by name, and drops and unknown
 // senders of the last minute.
 func (j *Judge) Findings(now time.Duration) (all []Finding) {
-	if j.peer.now.Cause != nil {
-		all = append(all, j.peer.now)
+	if j.peer.current.Cause != nil {
+		all = append(all, j.peer.current)
 	}
 	first := len(all)
 	for _, h := range j.nodes {
-		if h.now.Cause != nil {
-			all = append(all, h.now)
+		if h.current.Cause != nil {
+			all = append(all, h.current)
 		}
 	}
 	nodes := all[first:]

@@ -9,9 +9,6 @@ const (
 	// Of this many requests, a fifth lost is no accident.
 	lossRequests = 20
 	lossShare    = 5
-	// deafTime is how long nothing may come from a node that does not answer ARP or neighbour
-	// discovery.
-	deafTime = 8 * time.Second
 )
 
 // lossy reports whether more requests are lost than on a good path. If all are lost, that is

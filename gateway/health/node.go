@@ -9,33 +9,33 @@ import (
 
 // nodeHistory is what is remembered about a node.
 type nodeHistory struct {
-	began    bool
-	started  time.Duration
-	looked   time.Duration // time of the last observation
-	heard    bool          // it has sent a packet
-	sentAt   time.Duration // since when packets to it have had no answer; 0 = none were sent
-	received uint64        // at the last observation
-	packets  uint64        // from its pods
-	passed   time.Duration // time of their last growth
-	sent     uint64        // packets to them until then
-	offered  uint64        // packets to them until the last observation
-	asking   time.Duration // time of its last growth
-	sign     *Sign         // the last one
-	signAt   time.Duration
-	signs    int // consecutive
+	began      bool
+	started    time.Duration // time of the first observation
+	looked     time.Duration // time of the last observation
+	heard      bool          // it has sent a packet
+	noReturnAt time.Duration // since when packets go to its pods and none has ever come; 0 = none go, or one came
+	received   uint64        // at the last observation
+	packets    uint64        // from its pods
+	packetsAt  time.Duration // when they last grew
+	sent       uint64        // packets to its pods until then
+	offered    uint64        // packets to its pods until the last observation
+	offeredAt  time.Duration // when they last grew
+	sign       *Sign         // the last one
+	signAt     time.Duration
+	signs      int // consecutive
 
 	noticed   *Cause        // the last observation's fault, nil if none
 	noticedAt time.Duration // since when
 
-	now      Finding
-	well     Finding       // the last finding without a fault
-	oneWayAt time.Duration // when unanswered packets were last logged; 0 = never
-	bad      bool
-	faulty   time.Duration // since when
-	doubtful bool          // unknown whether it is there
-	troubled time.Duration // when it was last doubtful or at fault
-	agreed   time.Duration // when ARP and packets last agreed about it
-	unasked  time.Duration // when there was last no request without an answer
+	current    Finding       // its fault, or a note that it is well; its Cause is nil before both
+	well       Finding       // the last finding without a fault
+	oneWayAt   time.Duration // when OneWay or NoReturn was last logged; 0 = never
+	bad        bool          // current is a fault
+	faulty     time.Duration // since when
+	doubtful   bool          // unknown whether it is there: it has left asks requests unanswered
+	troubled   time.Duration // when it was last doubtful or at fault
+	agreed     time.Duration // when ARP and packets last agreed about whether it is there
+	answeredAt time.Duration // when it last owed no answer to a request
 }
 
 const (
@@ -43,15 +43,18 @@ const (
 	signTime = 30 * time.Second
 	// mendTime is how long after a sign packets from pods prove it obsolete.
 	mendTime = 2 * time.Second
-	// asks is how many unanswered ARP requests make a node count as silent.
+	// asks is how many unanswered ARP requests make a node doubtful. geneve.Endpoint.AskAll asks
+	// each second, but with more nodes than it asks in one call each node is asked more rarely.
 	asks = 3
+	// quietTime is how long nothing may come from a doubtful node. Then it is silent.
+	quietTime = 8 * time.Second
+	// oddTime is how long a doubtful node may send packets. Then it is deaf: NodeDeaf. It is longer
+	// than the interval between requests to a silent node.
+	oddTime = 6 * time.Second
 	// oneWay is how many packets to a node without any from it, within oneWayTime, are no accident.
 	oneWay     = 3
 	oneWayTime = 4 * time.Second
-	// oddTime is how long a node may send without answering requests: longer than the interval
-	// between requests to a silent node.
-	oddTime = 6 * time.Second
-	// oneWayLate is the same if there were packets from it before.
+	// oneWayLate is oneWayTime for a node from which there were packets before.
 	oneWayLate = 10 * time.Second
 	// oneWayStale is how long after the last packet to a node the lack of answers is no longer
 	// reported: longer than between the first attempts of TCP (1, 2, 4 and 8 s; RFC 6298, Section
@@ -66,7 +69,7 @@ func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign,
 		h.began, h.started = true, now
 	}
 	if !n.ARP || n.Asked == 0 {
-		h.unasked = now
+		h.answeredAt = now
 	}
 	if h.doubtful = n.ARP && n.Asked >= asks; h.doubtful || h.bad || deafened {
 		h.troubled = now
@@ -85,20 +88,20 @@ func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign,
 	}
 	switch {
 	case sent == 0 || received > 0:
-		h.sentAt = 0
-	case h.sentAt == 0:
-		h.sentAt = now
+		h.noReturnAt = 0
+	case h.noReturnAt == 0:
+		h.noReturnAt = now
 	}
 	if received != h.packets || h.sent > sent {
-		h.packets, h.passed, h.sent = received, now, sent
+		h.packets, h.packetsAt, h.sent = received, now, sent
 	}
 	if sent != h.offered {
-		h.offered, h.asking = sent, now
+		h.offered, h.offeredAt = sent, now
 	}
-	if now-h.asking >= oneWayStale {
-		h.sentAt, h.passed, h.sent = 0, now, sent
+	if now-h.offeredAt >= oneWayStale {
+		h.noReturnAt, h.packetsAt, h.sent = 0, now, sent
 	}
-	if !h.doubtful || !n.Known || n.Silence >= deafTime {
+	if !h.doubtful || !n.Known || n.Silence >= quietTime {
 		h.agreed = now
 	}
 	c, since := h.fault(now, n, o)
@@ -106,18 +109,18 @@ func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign,
 		h.noticed, h.noticedAt = c, now
 	}
 	if deafened && !h.bad && slices.Contains(unheard, c) {
-		return h.now, false
+		return h.current, false
 	}
 	if o.Peer.Liqo && !h.bad && c != nil && now-min(since, h.noticedAt) < settles {
-		return h.now, false
+		return h.current, false
 	}
 	if c == nil {
 		wasBad := h.bad
 		h.bad = false
 		switch {
-		case wasBad && (h.now.Cause == OneWay || h.now.Cause == NoReturn) && now-h.asking >= oneWayStale:
-			h.now = h.well // unknown whether it is back
-			return h.now, false
+		case wasBad && (h.current.Cause == OneWay || h.current.Cause == NoReturn) && now-h.offeredAt >= oneWayStale:
+			h.current = h.well // unknown whether it is back
+			return h.current, false
 		case wasBad && (n.Received > 0 || n.Answered && n.Asked == 0):
 			h.heard, h.oneWayAt = h.heard || n.Received > 0, 0
 			return h.become(NodeBack, n, o, seconds(now-h.faulty))
@@ -127,13 +130,13 @@ func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign,
 			h.heard = true
 			return h.become(FirstPacket, n, o, "")
 		}
-		return h.now, false
+		return h.current, false
 	}
-	if h.bad && h.now.Cause == c {
-		return h.now, false
+	if h.bad && h.current.Cause == c {
+		return h.current, false
 	}
 	if !h.bad {
-		h.bad, h.faulty, h.well = true, since, h.now
+		h.bad, h.faulty, h.well = true, since, h.current
 	}
 	f, changed := h.become(c, n, o, seconds(now-since))
 	if c == OneWay || c == NoReturn {
@@ -166,20 +169,20 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 		return c, h.signAt
 	}
 	owed := h.owed(n)
-	silent := h.doubtful && (!n.Known || n.Silence >= deafTime)
+	silent := h.doubtful && (!n.Known || n.Silence >= quietTime)
 	switch {
 	case silent && nodeKnocks[n.Knock] != nil && now-h.started >= proven:
 		return nodeKnocks[n.Knock], h.started
 	case silent && n.Known:
-		return NodeSilent, h.unasked // it may have had nothing to send for long before
+		return NodeSilent, h.answeredAt // it may have had nothing to send for long before
 	case silent && now-h.started >= patience:
 		return NeverThere, h.started
 	case now-h.agreed >= oddTime:
 		return NodeDeaf, h.agreed
-	case owed >= oneWay && h.sentAt != 0 && now-h.sentAt >= oneWayTime && (n.Answered || !n.ARP):
-		return NoReturn, h.sentAt
-	case h.packets > 0 && owed >= oneWay && now-h.passed >= oneWayLate && !h.doubtful:
-		return OneWay, h.passed
+	case owed >= oneWay && h.noReturnAt != 0 && now-h.noReturnAt >= oneWayTime && (n.Answered || !n.ARP):
+		return NoReturn, h.noReturnAt
+	case h.packets > 0 && owed >= oneWay && now-h.packetsAt >= oneWayLate && !h.doubtful:
+		return OneWay, h.packetsAt
 	}
 	return nil, 0
 }
@@ -205,7 +208,7 @@ func (h *nodeHistory) shown(now time.Duration, n *Node, o *Observation) *Cause {
 	case s.Kind == SignTarget && o.Remote != nil && o.Remote(s.Address):
 		return NoVia
 	// It may ask for other addresses too, unless it owes packets.
-	case s.Kind == SignTarget && (n.Received == 0 || h.owed(n) >= oneWay && now-h.passed >= oneWayTime &&
+	case s.Kind == SignTarget && (n.Received == 0 || h.owed(n) >= oneWay && now-h.packetsAt >= oneWayTime &&
 		now-h.signAt < oneWayTime):
 		return WrongGateway
 	}
@@ -231,10 +234,10 @@ func (h *nodeHistory) become(c *Cause, n *Node, o *Observation, d string) (Findi
 			by = askedBy(s.Address)
 		}
 	}
-	h.now = find(c, OfNode, n.Name, "{node}", n.Name, "{underlay}", n.Underlay.String(), "{address}",
+	h.current = findingOf(c, OfNode, n.Name, "{node}", n.Name, "{underlay}", n.Underlay.String(), "{address}",
 		n.Address.String(),
 		"{vni}", fmt.Sprint(n.VNI), "{encap}", n.Encap, "{gateway}", o.Gateway.String(), "{port}", fmt.Sprint(o.Port),
 		"{asked}", fmt.Sprint(n.Asked), "{sent}", fmt.Sprint(h.owed(n)), "{time}", d, "{seen}", seen, "{by}", by,
 		"{source}", source.Addr().String())
-	return h.now, true
+	return h.current, true
 }

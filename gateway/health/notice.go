@@ -238,7 +238,7 @@ func (n *notices) see(now time.Duration, c *Cause, kind Kind, of, key string, pa
 	x.last = now
 	x.times++
 	x.packets += packets
-	x.finding = find(c, kind, of, append(blanks, "{count}", fmt.Sprint(x.packets))...)
+	x.finding = findingOf(c, kind, of, append(blanks, "{count}", fmt.Sprint(x.packets))...)
 	if n.liqo && now-x.first < settles && c != SameRole {
 		return Finding{}, false
 	}

@@ -55,7 +55,7 @@ func (p paths) judge(o *Observation) (changes []Finding) {
 		}
 		delete(p, key)
 		if o.has(key) {
-			changes = append(changes, find(PathWide, f.Kind, f.Of, "{node}", f.Of))
+			changes = append(changes, findingOf(PathWide, f.Kind, f.Of, "{node}", f.Of))
 		}
 	}
 	return changes
@@ -71,7 +71,7 @@ func (x *Path) finding() Finding {
 	if x.Kind == OfPeer {
 		c = NarrowPeer
 	}
-	return find(c, x.Kind, x.Of, "{node}", x.Of, "{address}", x.To.String(), "{size}", fmt.Sprint(x.Size), "{mtu}",
+	return findingOf(c, x.Kind, x.Of, "{node}", x.Of, "{address}", x.To.String(), "{size}", fmt.Sprint(x.Size), "{mtu}",
 		fmt.Sprint(x.Configured),
 		"{wire}", fmt.Sprint(x.Wire), "{way}", x.Way)
 }

@@ -36,10 +36,10 @@ type peerHistory struct {
 	since                     time.Duration
 	sentBefore, answersBefore uint64
 
-	now    Finding
-	bad    bool          // now is a fault
-	faulty time.Duration // since when
-	said   []*Cause      // the causes logged since then: endpoints are tried in turn, each with its own cause
+	current Finding
+	bad     bool          // current is a fault
+	faulty  time.Duration // since when
+	said    []*Cause      // the causes logged since then: endpoints are tried in turn, each with its own cause
 }
 
 // silence is how long a server hears nothing before it reports that: longer than a session lives
@@ -106,8 +106,8 @@ func (h *peerHistory) judge(now time.Duration, p *Peer) (Finding, bool) {
 		}
 	}
 	c, since := h.fault(now, p)
-	if c == nil || h.bad && h.now.Cause == c {
-		return h.now, false
+	if c == nil || h.bad && h.current.Cause == c {
+		return h.current, false
 	}
 	if !h.bad {
 		h.bad, h.faulty, h.said = true, since, nil
@@ -148,9 +148,9 @@ func (h *peerHistory) listen(now time.Duration, p *Peer, last *peerHistory) {
 func (h *peerHistory) mute() bool { return h.missed >= mutePings && !h.deaf }
 
 func (h *peerHistory) become(p *Peer, c *Cause, blanks ...string) (Finding, bool) {
-	h.now = find(c.by(p.Role), OfPeer, p.Name, blanks...)
-	h.now.Cause = c
-	return h.now, true
+	h.current = findingOf(c.by(p.Role), OfPeer, p.Name, blanks...)
+	h.current.Cause = c
+	return h.current, true
 }
 
 // knocks maps the answers to a Knock to causes of silence.

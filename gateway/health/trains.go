@@ -27,7 +27,7 @@ func (t trains) judge(o *Observation) (changes []Finding) {
 		key := pathKey{kind, of}
 		lost[key] = true
 		if _, said := t[key]; !said {
-			t[key] = find(c, kind, of, "{node}", of, "{address}", to.String())
+			t[key] = findingOf(c, kind, of, "{node}", of, "{address}", to.String())
 			changes = append(changes, t[key])
 		}
 	}
@@ -45,7 +45,7 @@ func (t trains) judge(o *Observation) (changes []Finding) {
 		}
 		delete(t, key)
 		if o.has(key) {
-			changes = append(changes, find(TrainsBack, f.Kind, f.Of, "{node}", f.Of))
+			changes = append(changes, findingOf(TrainsBack, f.Kind, f.Of, "{node}", f.Of))
 		}
 	}
 	return changes

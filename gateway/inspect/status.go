@@ -22,8 +22,8 @@ import (
 	"culvert/nat"
 )
 
-// silentTime is the silence after which a node's state is "silent". The node may simply have
-// nothing to send.
+// silentTime is the silence after which a node's state is "silent". An answer to an ARP request
+// ends the silence, too. The finding node-silent comes earlier: see package health.
 const silentTime = time.Minute
 
 // Status implements control.Source. It holds each lock of the packet path only for one copy.
@@ -252,8 +252,7 @@ func (r *dropRates) note(now time.Duration, drops func() map[dropKey]uint64) {
 	}
 }
 
-// of returns the drops with rates, most packets first. liqo selects the words for a gateway under
-// Liqo.
+// of returns the drops with rates, most packets first. by selects the words of what they mean.
 func (r *dropRates) of(drops map[dropKey]uint64, now time.Duration, by health.By) (outbound, inbound []control.Drop) {
 	r.mu.Lock()
 	since := r.older

@@ -47,14 +47,14 @@ type Monitor struct {
 	progress progress
 
 	// Only the goroutine that calls Look uses the rest.
-	knocker knocker
-	private wgkey.Key                      // at the last Look
-	public  string                         // its public key, in base64
-	rules   map[string]uint64              // packets of each rule that drops or rejects, at the last Look
-	made    int64                          // the last handshake
-	dropped map[bool]map[nat.Reason]uint64 // packets inbound, or outbound, at the last Look
-	shown   []geneve.Presence              // by nat.Link; room for the next look
-	nodes   []health.Node                  // likewise
+	knocker  knocker
+	private  wgkey.Key                      // at the last Look
+	public   string                         // its public key, in base64
+	rules    map[string]uint64              // packets of each rule that drops or rejects, at the last Look
+	made     int64                          // the last handshake
+	dropped  map[bool]map[nat.Reason]uint64 // packets inbound, or outbound, at the last Look
+	presence []geneve.Presence              // by nat.Link; room for the next look
+	nodes    []health.Node                  // likewise
 }
 
 // New makes the Monitor of the gateway whose path is p. deaf says that the gateway is not on the
@@ -167,14 +167,15 @@ func (m *Monitor) Findings(now time.Duration) []health.Finding {
 // headersOfTCP is the size in bytes of the IPv4 and TCP headers without options.
 const headersOfTCP = 40
 
-// observe collects the Observation for the Judge.
+// observe collects the Observation for the Judge. It knocks at each end that the Judge doubted at
+// its last look.
 func (m *Monitor) observe(now time.Duration) *health.Observation {
 	c, links := m.current.Get()
 	m.mu.Lock()
 	doubtPeer, doubtful := m.judge.Doubtful()
 	m.mu.Unlock()
 	o := &health.Observation{
-		Peer: m.seePeer(c), Nodes: m.presences(c, links), Gateway: c.Geneve.GatewayAddress.First(),
+		Peer: m.seePeer(c), Nodes: m.seeNodes(c, links), Gateway: c.Geneve.GatewayAddress.First(),
 		Port: c.Geneve.ListenPort,
 		MSS:  int(c.MSSClamp), Fits: int(c.MTU) - headersOfTCP,
 		Remote: func(a netip.Addr) bool { return remote(c, a) },
@@ -223,7 +224,7 @@ func (m *Monitor) observe(now time.Duration) *health.Observation {
 	stats, pings := m.path.Engine.Stats(), m.pings()
 	o.Peer.ReceivedPackets, o.Peer.Pings = stats.Inbound.Received, health.Pings{RTT: pings.RTT,
 		Requests: pings.Requests, Lost: pings.Lost, Sent: pings.Sent, Missed: pings.Missed}
-	if m.passes(&stats, m.shown, pings, now); m.pingDue(now, o.Peer.Handshake) {
+	if m.passes(&stats, m.presence, pings, now); m.pingDue(now, o.Peer.Handshake) {
 		m.path.WG.Ping(path.Uptime()) // now may be long ago if there was much to observe
 	}
 	o.Drops = append(m.drops(c, &stats.Outbound, m.path.Outbound(), false), m.drops(c, &stats.Inbound,
@@ -261,21 +262,21 @@ func (m *Monitor) seePeer(c *config.Config) health.Peer {
 	return p
 }
 
-// presences returns what is known of each node. The result is valid until the next call.
-func (m *Monitor) presences(c *config.Config, links config.Links) []health.Node {
-	clear(m.shown)
+// seeNodes returns what is known of each node. The result is valid until the next call.
+func (m *Monitor) seeNodes(c *config.Config, links config.Links) []health.Node {
+	clear(m.presence)
 	m.path.Endpoint.Presences(func(p geneve.Presence) {
-		for len(m.shown) <= int(p.ID) {
-			m.shown = append(m.shown, geneve.Presence{})
+		for len(m.presence) <= int(p.ID) {
+			m.presence = append(m.presence, geneve.Presence{})
 		}
-		m.shown[p.ID] = p
+		m.presence[p.ID] = p
 	})
 	m.nodes = m.nodes[:0]
 	for i := range c.Geneve.Nodes {
 		n := &c.Geneve.Nodes[i]
 		p := geneve.Presence{}
-		if link := int(links.ByName[n.Name]); link < len(m.shown) {
-			p = m.shown[link]
+		if link := int(links.ByName[n.Name]); link < len(m.presence) {
+			p = m.presence[link]
 		}
 		local := m.path.Delivered(links.ByName[n.Name]) // each is answered
 		probes, answers := m.paths.counts(links.ByName[n.Name])

@@ -31,9 +31,9 @@ type paths struct {
 	expected map[nat.Link]pathmtu.Result // +checklocks:mu
 
 	// Only the goroutine that calls look uses the rest.
-	shown  []geneve.Presence
-	next   nat.Link // where to continue if the last look could not visit all legs
-	packet []byte
+	presence []geneve.Presence // by nat.Link, as in Monitor
+	next     nat.Link          // where to continue if the last look could not visit all legs
+	packet   []byte
 }
 
 // pathLeg is one leg.
@@ -54,7 +54,8 @@ type pathLeg struct {
 }
 
 const (
-	// awayAsked is the number of unanswered ARP requests above which an end may be away.
+	// awayAsked is the number of unanswered ARP requests above which an end may be away. Package
+	// health doubts a node from the same number on.
 	awayAsked = 2
 	// PathInterval is the time between two looks at the legs: slightly longer than an answer may
 	// take.
@@ -166,12 +167,12 @@ func newNonce() uint64 {
 // +checklocks:p.mu
 func (p *paths) follow(now time.Duration) {
 	c, links := p.current.Get()
-	clear(p.shown)
+	clear(p.presence)
 	p.path.Endpoint.Presences(func(x geneve.Presence) {
-		for len(p.shown) <= int(x.ID) {
-			p.shown = append(p.shown, geneve.Presence{})
+		for len(p.presence) <= int(x.ID) {
+			p.presence = append(p.presence, geneve.Presence{})
 		}
-		p.shown[x.ID] = x
+		p.presence[x.ID] = x
 	})
 	own, peer := c.WireGuard.Role.TunnelAddresses()
 	stats := p.path.Engine.Stats()
@@ -182,10 +183,10 @@ func (p *paths) follow(now time.Duration) {
 		link := links.ByName[n.Name]
 		own := c.Geneve.GatewayAddress.First() // both families take the same path
 		peer := n.Address.Of(own.Is6())
-		if int(link) >= len(p.shown) || !own.IsValid() || !peer.IsValid() {
+		if int(link) >= len(p.presence) || !own.IsValid() || !peer.IsValid() {
 			continue
 		}
-		x := &p.shown[link]
+		x := &p.presence[link]
 		leg := p.keep(link, own, peer, x.ARP, c.MTU)
 		leg.use(!x.ARP || x.Known, x.ReceivedPackets+x.SentPackets-leg.probes, now)
 		if away := x.ARP && x.Asked > awayAsked; away != leg.away {

@@ -78,14 +78,14 @@ func (m *Monitor) pings() wg.Pings {
 }
 
 // passes updates the traffic since the last look, and the answers to the requests that measure it.
-func (m *Monitor) passes(stats *nat.Stats, shown []geneve.Presence, pings wg.Pings, now time.Duration) {
+func (m *Monitor) passes(stats *nat.Stats, presence []geneve.Presence, pings wg.Pings, now time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for len(m.links) < len(shown) {
+	for len(m.links) < len(presence) {
 		m.links = append(m.links, Traffic{})
 	}
-	for i := range shown {
-		p, t := &shown[i], &m.links[i]
+	for i := range presence {
+		p, t := &presence[i], &m.links[i]
 		t.received.look(p.ReceivedPackets, now)
 		t.sent.look(p.SentPackets, now)
 		t.RTT, t.requests, t.lost, t.All, t.AllMissed = p.RTT, p.Requests, p.Lost, p.AllRequests, p.AllMissed
