@@ -5,10 +5,11 @@ import (
 	"net/netip"
 )
 
-// Reroute replaces the Routes of some nodes' links, and changes nothing else. Its cost depends on
-// these links alone. It returns false, and changes nothing, in cases that need Prepare: if a prefix
-// is invalid or another link's, if a link is not a node's, or if tables of the Config route
-// packets. An earlier Prepared that was not committed becomes invalid.
+// Reroute replaces the Routes of some nodes' links, and changes nothing else: in the surroundings,
+// for the source check, and in the rules, which route packets. Its cost depends on these links
+// alone. It returns false, and changes nothing, in cases that need Prepare: if a prefix is invalid
+// or another link's, if a link is not a node's, or if tables of the Config route packets. An
+// earlier Prepared that was not committed becomes invalid.
 func (e *Engine) Reroute(routes map[Link][]netip.Prefix) bool {
 	e.apply.Lock()
 	defer e.apply.Unlock()

@@ -47,7 +47,7 @@ type site struct {
 type surroundings struct {
 	nodes         []rules.Node
 	routes        map[Link][]netip.Prefix
-	homes         *bart.Table[Link] // routes
+	homes         *bart.Table[Link] // the link of each route, for admits and reserved; rules route packets
 	nodeAddresses *bart.Lite
 }
 

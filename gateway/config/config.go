@@ -111,10 +111,10 @@ type Node struct {
 	Name     string
 	Device   string // what given rules call the node's tunnel; "" means Name
 	VNI      geneve.VNI
-	Underlay netip.Addr // outer address of the node's tunnel endpoint
-	Address  rules.Pair // the node's internal address
-	PodCIDRs []netip.Prefix
-	Encap    geneve.Encap // Auto: the encapsulation that the node uses first
+	Underlay netip.Addr     // outer address of the node's tunnel endpoint
+	Address  rules.Pair     // the node's internal address
+	PodCIDRs []netip.Prefix // where its pods are; in a Peering with podsFrom: Pods, the address of each pod
+	Encap    geneve.Encap   // Auto: the encapsulation that the node uses first
 	Inner    geneve.Inner
 }
 

@@ -145,7 +145,7 @@ func (s *Service) nat(links Links) (all []rules.Service) {
 // Amended returns the arguments for Reroute and Amend of a nat.Engine if c differs from old, whose
 // links are given, only in the PodCIDRs of some nodes and in the backends, all of them pods, of
 // some services. It returns false if more differs, or if something is wrong that Validate must
-// report.
+// report. Another order of nodes or services counts as more.
 func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, services []rules.Service,
 	alone bool) {
 	a, b := *c, *old

@@ -7,8 +7,23 @@
 //
 // Gateway and Node are pure: objects in, desired state and faults out. They know no clock, and the
 // order of objects does not matter. A GatewaySource and a NodeSource follow the API server, and
-// write the results. Objects or parts that cannot be applied are left out, and their fields are
-// named. What ran before a wrong change goes on.
+// write the results. The gateway that runs is not Gateway: a GatewaySource drives it as Running.
+// Objects or parts that cannot be applied are left out, and their fields are named. What ran before
+// a wrong change goes on.
+//
+// # The way of a Pod's address
+//
+//	kube.Followed        lists and watches, and passes each object to a sink               kube/watch.go
+//	sink, into           reads a Pod, keeps the result, and wakes the GatewaySource        follow.go
+//	podIndex             has the addresses of the pods of each node                        pods.go
+//	GatewaySource.round  makes a Plan and applies it, at most ten times a second           gatewaysource.go
+//	Gateway.Plan         derives all from the objects; unchanged address lists are shared  gateway.go
+//	Plan.Config          has the addresses in config.Node.PodCIDRs, each as a prefix       gateway.go
+//	gateway.Amend        applies a configuration with other pods alone; else Apply does    gateway/apply.go
+//	nat Engine.Reroute   replaces the addresses for the source check, and the routes       nat/reroute.go
+//
+// An EndpointSlice goes the same way, through sliceIndex and exportTo (export.go), and ends in
+// Engine.Amend, which replaces the service's Balancer in package rules.
 //
 // # Services by name
 //

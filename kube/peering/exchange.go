@@ -36,12 +36,12 @@ const (
 // peer exports. Its goroutines are separate from GatewaySource.Run, so that neither a slow API
 // server nor a slow peer delays the gateway's configuration.
 type serviceExchange struct {
-	of       *GatewaySource
+	source   *GatewaySource
 	exchange *exports.Exchange
 	wake     chan struct{} // there is a list to send
 	imports  chan struct{} // there may be something to write
 
-	// Guarded by of.mu.
+	// Guarded by source.mu.
 	services, slices map[string]*unstructured.Unstructured // that look imported by this Peering, by namespace/name
 	heard            []exports.Export
 	known            bool
@@ -54,16 +54,16 @@ type serviceExchange struct {
 
 	// For GatewaySource.Run only.
 	began     time.Time
-	watch     func(followed) // follows EndpointSlices in place of those so far
+	refollow  func(followed) // made by start: follows EndpointSlices in place of those so far
 	relists   *rate.Limiter
 	connected bool
 }
 
-func newServiceExchange(of *GatewaySource) *serviceExchange {
+func newServiceExchange(source *GatewaySource) *serviceExchange {
 	return &serviceExchange{
-		of: of, wake: make(chan struct{}, 1), imports: make(chan struct{}, 1),
+		source: source, wake: make(chan struct{}, 1), imports: make(chan struct{}, 1),
 		services: map[string]*unstructured.Unstructured{}, slices: map[string]*unstructured.Unstructured{},
-		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(of),
+		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(source),
 		relists: rate.NewLimiter(rate.Every(relistInterval), 1),
 	}
 }
@@ -80,19 +80,19 @@ const (
 //
 // +checklocksignore: what it returns is called with mu held
 func (x *serviceExchange) watches() []followed {
-	exported := into(setExported, "", table[*exported](x.of.state.exported), readExported)
+	exported := into(setExported, "", table[*exported](x.source.state.exported), readExported)
 	exported.labels = LabelExport
 	all := []followed{exported}
 	for set, objects := range map[string]map[string]*unstructured.Unstructured{setImported: x.services,
 		setImportedSlices: x.slices} {
 		w := into(set, "", table[*unstructured.Unstructured](objects),
 			func(u *unstructured.Unstructured) *unstructured.Unstructured {
-				if !IsImport(x.of.self.Name, set == setImported, u) {
+				if !IsImport(x.source.self.Name, set == setImported, u) {
 					return nil
 				}
 				return u
 			})
-		w.labels, w.trim = LabelImported+"="+x.of.self.Name, nil
+		w.labels, w.trim = LabelImported+"="+x.source.self.Name, nil
 		all = append(all, w)
 	}
 	return all
@@ -102,26 +102,26 @@ func (x *serviceExchange) watches() []followed {
 // are exported. Exports are unknown without them. If the API server refuses to list them, the
 // gateway stops waiting after listsWait and exports nothing. Once it has a plan, it waits for none.
 //
-// Preconditions: x.of.mu is held.
+// Preconditions: x.source.mu is held.
 // +checklocksignore: its caller holds the lock by another name
 func (x *serviceExchange) needs() (sets []string) {
 	sets = []string{setExported}
 	if x.began.IsZero() {
-		x.began = x.of.now()
+		x.began = x.source.now()
 	}
-	if x.of.complete[setExported] {
+	if x.source.complete[setExported] {
 		x.followSlices()
 	}
-	if len(x.of.state.slices.wanted) > 0 {
+	if len(x.source.state.slices.wanted) > 0 {
 		sets = append(sets, kindSlice)
 	}
-	x.of.state.exportsKnown = !slices.ContainsFunc(sets, func(set string) bool { return !x.of.complete[set] })
-	if x.of.ready {
+	x.source.state.exportsKnown = !slices.ContainsFunc(sets, func(set string) bool { return !x.source.complete[set] })
+	if x.source.ready {
 		return nil
 	}
-	if x.of.now().Sub(x.began) > listsWait {
+	if x.source.now().Sub(x.began) > listsWait {
 		sets = slices.DeleteFunc(sets, func(set string) bool {
-			return x.of.causes.Refuses("list " + paths[set].Resource)
+			return x.source.causes.Refuses("list " + paths[set].Resource)
 		})
 	}
 	return sets
@@ -130,15 +130,15 @@ func (x *serviceExchange) needs() (sets []string) {
 // followSlices follows the EndpointSlices of the Services that have an address of the external
 // CIDR, and forgets others: a cluster has many.
 //
-// Preconditions: x.of.mu is held.
+// Preconditions: x.source.mu is held.
 // +checklocksignore: its caller holds the lock by another name
 func (x *serviceExchange) followSlices() {
-	g := x.of.state
+	g := x.source.state
 	if g.assigned == nil && g.peering != nil && g.good != nil { // there was no plan yet
 		g.exportsKnown = true
 		g.exportTo(&Plan{})
 	}
-	if !g.slices.want(g.assigned) || !x.relists.AllowN(x.of.now(), 1) {
+	if !g.slices.want(g.assigned) || !x.relists.AllowN(x.source.now(), 1) {
 		return
 	}
 	names := map[string]bool{}
@@ -152,13 +152,13 @@ func (x *serviceExchange) followSlices() {
 		w.labels = labelService + " in (" + in + ")"
 	}
 	w.whole = g.slices.began()
-	x.watch(w)
+	x.refollow(w)
 }
 
 // start starts the exchange with the peer of g, until ctx ends.
 func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Running) {
 	mtu := config.DefaultMTU
-	if p := x.of.begun; p != nil {
+	if p := x.source.begun; p != nil {
 		mtu = config.TunnelMTU(p.MTU)
 	}
 	const headers = 28 // of IPv4 and UDP
@@ -166,7 +166,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 	g.Exchange(x.exchange.Receive)
 	stop, ended := func() {}, make(chan struct{})
 	close(ended)
-	x.watch = func(w followed) {
+	x.refollow = func(w followed) {
 		end, before := stop, ended
 		var within context.Context
 		within, stop = context.WithCancel(ctx)
@@ -176,7 +176,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 			defer close(done)
 			end()
 			<-before // what it knows is older
-			x.of.follow(within, w)
+			x.source.follow(within, w)
 		})
 	}
 	tasks.Go(func() { x.talk(ctx, g) })
@@ -194,7 +194,7 @@ func (x *serviceExchange) talk(ctx context.Context, g Running) {
 		case <-x.wake:
 		case <-timer.C:
 		}
-		datagrams, next := x.exchange.Due(x.of.now())
+		datagrams, next := x.exchange.Due(x.source.now())
 		for part := range slices.Chunk(datagrams, burstParts) {
 			for _, b := range part {
 				g.Tell(b)
@@ -206,7 +206,7 @@ func (x *serviceExchange) talk(ctx context.Context, g Running) {
 			}
 		}
 		if !next.IsZero() {
-			timer.Reset(next.Sub(x.of.now()))
+			timer.Reset(next.Sub(x.source.now()))
 		}
 	}
 }
@@ -227,9 +227,9 @@ func (x *serviceExchange) write(ctx context.Context, g Running) {
 		}
 		if changed && x.hear.Allow() {
 			changed = false
-			x.of.mu.Lock()
+			x.source.mu.Lock()
 			x.heard, x.fault, x.known = x.exchange.Heard()
-			x.of.mu.Unlock()
+			x.source.mu.Unlock()
 		}
 		if g.Speaks() {
 			x.importer.round(ctx, x)
@@ -242,14 +242,14 @@ func (x *serviceExchange) write(ctx context.Context, g Running) {
 // rest forgets the peer's list: while another gateway is active, only that one hears of changes.
 func (x *serviceExchange) rest() {
 	x.connected = false
-	x.of.mu.Lock()
-	defer x.of.mu.Unlock()
+	x.source.mu.Lock()
+	defer x.source.mu.Unlock()
 	x.exchange.Forget()
 	x.heard, x.fault, x.known = nil, "", false
 }
 
-// follow starts sending the exports of a plan.
-func (x *serviceExchange) follow(plan *Plan, check kube.Check) {
+// tellPeer starts sending the exports of a plan.
+func (x *serviceExchange) tellPeer(plan *Plan, check kube.Check) {
 	now := check.State == kube.CheckConnected
 	if now && !x.connected {
 		x.exchange.Reached()
@@ -282,7 +282,7 @@ func (x *serviceExchange) setConditions(plan *Plan, all []*Condition) []*Conditi
 	for i, c := range []*Condition{exported, imported} {
 		kind := [...]string{Exported, Imported}[i]
 		if c != nil {
-			all = x.of.set(plan, all, c)
+			all = x.source.set(plan, all, c)
 			continue
 		}
 		all = without(all, kind)
@@ -292,9 +292,9 @@ func (x *serviceExchange) setConditions(plan *Plan, all []*Condition) []*Conditi
 
 // conditions returns the conditions of both directions; nil: there is nothing to say.
 func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition) {
-	x.of.mu.Lock()
-	defer x.of.mu.Unlock()
-	silent := x.connected && x.exchange.Unanswered(x.of.now()) > silence
+	x.source.mu.Lock()
+	defer x.source.mu.Unlock()
+	silent := x.connected && x.exchange.Unanswered(x.source.now()) > silence
 	switch {
 	case plan.ExternalFull:
 		exported = &Condition{Type: Exported, Status: "False", Reason: "ExternalCIDRFull",
@@ -335,14 +335,14 @@ const (
 
 // faults returns the faults of exports and imports.
 func (x *serviceExchange) faults(plan *Plan) []kube.Fault {
-	x.of.mu.Lock()
-	defer x.of.mu.Unlock()
-	all := x.of.faults(plan, plan.ExportFaults)
+	x.source.mu.Lock()
+	defer x.source.mu.Unlock()
+	all := x.source.faults(plan, plan.ExportFaults)
 	for _, text := range x.refused {
-		all = append(all, x.of.fault(plan, thePeer, text))
+		all = append(all, x.source.fault(plan, thePeer, text))
 	}
 	if x.fault != "" && plan.Peering != nil && plan.Peering.Imports != "" {
-		all = append(all, x.of.fault(plan, thePeer, "the peer's list of Services is refused: "+x.fault))
+		all = append(all, x.source.fault(plan, thePeer, "the peer's list of Services is refused: "+x.fault))
 	}
 	return all
 }

@@ -45,16 +45,16 @@ func readExported(u *unstructured.Unstructured) *exported {
 	switch e.refused = e.Refused; {
 	case value != "true":
 		e.refused = fmt.Sprintf("metadata.labels[%s]: %q is neither true nor false", LabelExport, value)
-	case e.refused == "" && len(e.name()) > maxLabel:
+	case e.refused == "" && len(e.nameThere()) > maxLabel:
 		e.refused = fmt.Sprintf(
 			"metadata.name: %s is its name in the other cluster, and has %d characters; at most %d are possible",
-			e.name(), len(e.name()), maxLabel)
+			e.nameThere(), len(e.nameThere()), maxLabel)
 	}
 	return e
 }
 
-// name returns the Service's name in the other cluster.
-func (e *exported) name() string { return importName(e.Meta.Name, e.Meta.Namespace) }
+// nameThere returns the Service's name in the other cluster.
+func (e *exported) nameThere() string { return importName(e.Meta.Name, e.Meta.Namespace) }
 
 func importName(name, namespace string) string { return name + "-" + namespace }
 
@@ -114,7 +114,7 @@ func (g *Gateway) exportTo(d *Plan) {
 			taken[a] = true
 		}
 		assigned[key] = a
-		if stored[key] == a.String() && g.slices.known(e.of()) {
+		if stored[key] == a.String() && g.slices.known(e.serviceName()) {
 			n := 0
 			for _, s := range g.slicesOf(e) {
 				n += s.Len()
@@ -124,22 +124,23 @@ func (g *Gateway) exportTo(d *Plan) {
 	}
 	for _, e := range endpoints.inTurn() {
 		if !g.serveExport(d, e, assigned[e.Meta.Namespace+"/"+e.Meta.Name], g.slicesOf(e)) {
-			g.slices.count(e.of())
+			g.slices.count(e.serviceName())
 		}
 	}
 	d.Status.Exports, g.assigned = nil, map[service.Name]bool{}
 	for _, key := range slices.Sorted(maps.Keys(assigned)) {
 		m := &g.exported[key].Meta
-		g.assigned[g.exported[key].of()] = true
+		g.assigned[g.exported[key].serviceName()] = true
 		d.Status.Exports = append(d.Status.Exports, ExportStatus{m.Namespace, m.Name, assigned[key].String()})
 	}
 }
 
 func (g *Gateway) slicesOf(e *exported) []*service.Slice {
-	return g.slices.of(e.of())
+	return g.slices.of(e.serviceName())
 }
 
-func (e *exported) of() service.Name {
+// serviceName returns the Service's name in this cluster.
+func (e *exported) serviceName() service.Name {
 	return service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}
 }
 
@@ -170,11 +171,11 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 			d.exportFault(e, "%s", e.refused)
 			continue
 		}
-		if other := owners[e.name()]; other != "" {
-			d.exportFault(e, "metadata.name: in the other cluster it would be %s, as %s is", e.name(), other)
+		if other := owners[e.nameThere()]; other != "" {
+			d.exportFault(e, "metadata.name: in the other cluster it would be %s, as %s is", e.nameThere(), other)
 			continue
 		}
-		owners[e.name()] = key
+		owners[e.nameThere()] = key
 		shares.add(e, len(e.Ports(nil)), 1)
 	}
 	for _, e := range shares.inTurn() {
@@ -367,15 +368,15 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 			"its ports have %d endpoints, and those of other Services %d; at most %d may be exported, which namespaces share", n, d.backends, maxBackends)
 		return false
 	}
-	if g.slices.counted[e.of()] {
-		g.slices.forget(e.of())
+	if g.slices.counted[e.serviceName()] {
+		g.slices.forget(e.serviceName())
 		return true
 	}
 	told := exports.Export{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Address: at}
 	for _, p := range e.Ports(endpoints) {
 		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
 		d.Services = append(d.Services, config.Service{
-			Name: e.name(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity,
+			Name: e.nameThere(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity,
 			AffinityTimeout: p.AffinityTimeout,
 			ProxyProtocol:   p.ProxyProtocol, Backends: g.backends(d, e, p.Endpoints),
 		})

@@ -78,7 +78,7 @@ func keyOf(u *unstructured.Unstructured) string {
 	return u.GetNamespace() + "/" + u.GetName()
 }
 
-// A sink receives the objects of a set.
+// A sink receives the objects of a set: it is the kube.Taker of follow.
 type sink struct {
 	*follower
 	followed
@@ -170,8 +170,9 @@ func (n named[V]) keys() (all []string) {
 // parsed is the field of a trimmed object with the result of reading it.
 const parsed = "parsed"
 
-// into keeps the results of read for the objects of a kind. Of each object it keeps only the name
-// and that result.
+// into returns a set of the objects of a kind. It keeps in all, by name, what read makes of each.
+// An object of a list is read by trim, as soon as its part of the list is there, and carries the
+// result to put in the field parsed. An object of a watch event has no such field: put reads it.
 func into[V any](kind, namespace string, all kept[V], read func(*unstructured.Unstructured) V) followed {
 	var none V
 	return followed{kind: kind, namespace: namespace,

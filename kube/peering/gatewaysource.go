@@ -254,7 +254,7 @@ func (s *GatewaySource) round(more func(*followed), pods *followed, g Running) e
 		return nil
 	}
 	check := g.Check()
-	s.services.follow(plan, check)
+	s.services.tellPeer(plan, check)
 	s.tell(plan, s.services.faults(plan)...)
 	if u == nil {
 		return nil

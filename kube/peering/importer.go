@@ -43,7 +43,7 @@ const (
 // spec.imports may have named before, it removes what it may and leaves the rest: whoever may write
 // there can make objects that look like imports.
 type importer struct {
-	of     *GatewaySource
+	source *GatewaySource
 	writes *rate.Limiter
 	obeyed int64     // generation of the Peering; a new one resets writes
 	again  time.Time // nothing is written before this time
@@ -63,10 +63,9 @@ type stuck struct {
 	why   string
 }
 
-func newImporter(of *GatewaySource) importer {
-	return importer{of: of, writes: newImportLimit(), stuck: map[string]stuck{}, foreign: map[string]time.Time{},
-		gone: map[string]time.Time{},
-		room: exports.MaxPorts}
+func newImporter(source *GatewaySource) importer {
+	return importer{source: source, writes: newImportLimit(), stuck: map[string]stuck{},
+		foreign: map[string]time.Time{}, gone: map[string]time.Time{}, room: exports.MaxPorts}
 }
 
 func newImportLimit() *rate.Limiter { return rate.NewLimiter(importWrites, importWritesFirst) }
@@ -87,7 +86,7 @@ type job struct {
 
 // round writes the differences.
 func (m *importer) round(ctx context.Context, x *serviceExchange) {
-	now, s := m.of.now(), m.of
+	now, s := m.source.now(), m.source
 	if now.Before(m.again) {
 		return
 	}
@@ -152,7 +151,7 @@ func (j *job) look(namespace string, want map[string]*imported) {
 		return
 	}
 	j.do("list", kindServiceCIDR, "", func(ctx context.Context) error {
-		list, err := j.of.client.Resource(paths[kindServiceCIDR]).List(ctx, metav1.ListOptions{})
+		list, err := j.source.client.Resource(paths[kindServiceCIDR]).List(ctx, metav1.ListOptions{})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 			return err
 		}
@@ -257,7 +256,7 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 				j.now.Before(j.stuck[set.kind+" "+key].until) {
 				continue
 			}
-			client, uid, refused := j.of.client.Resource(paths[set.kind]).Namespace(at), u.GetUID(), false
+			client, uid, refused := j.source.client.Resource(paths[set.kind]).Namespace(at), u.GetUID(), false
 			if !j.do("delete", set.kind, at, func(ctx context.Context) error {
 				err := client.Delete(ctx, u.GetName(),
 					metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
@@ -306,7 +305,7 @@ func (j *job) have(namespace string, x *imported) {
 		switch {
 		case owner == nil:
 		case of == nil:
-			if of = j.put("create", setImported, x, x.service(j.of.self.Name, owner)); of != nil {
+			if of = j.put("create", setImported, x, x.service(j.source.self.Name, owner)); of != nil {
 				j.here++
 			}
 		default:
@@ -328,8 +327,8 @@ func (j *job) ownerIn(namespace string) *unstructured.Unstructured {
 		return j.owner
 	}
 	j.do("get", kindRole, namespace, func(ctx context.Context) (err error) {
-		j.owner, err = j.of.client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx, ImportRole(j.of.self.Name),
-			metav1.GetOptions{})
+		j.owner, err = j.source.client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx,
+			ImportRole(j.source.self.Name), metav1.GetOptions{})
 		return err
 	})
 	return j.owner
@@ -339,7 +338,7 @@ func (j *job) slice(of *unstructured.Unstructured, x *imported, key string) *uns
 	have := j.slices[key]
 	switch {
 	case have == nil:
-		return j.put("create", setImportedSlices, x, x.slice(j.of.self.Name, of))
+		return j.put("create", setImportedSlices, x, x.slice(j.source.self.Name, of))
 	case !x.sameSlice(have):
 		return j.put("update", setImportedSlices, x, x.fill(have))
 	}
@@ -348,7 +347,7 @@ func (j *job) slice(of *unstructured.Unstructured, x *imported, key string) *uns
 
 // put creates or updates an object of an import. If that fails, it records why and returns nil.
 func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (stored *unstructured.Unstructured) {
-	client := j.of.client.Resource(paths[set]).Namespace(u.GetNamespace())
+	client := j.source.client.Resource(paths[set]).Namespace(u.GetNamespace())
 	u.Object["apiVersion"], u.Object["kind"] = "v1", kindService // objects of a list lack these
 	if set == setImportedSlices {
 		u.Object["apiVersion"], u.Object["kind"] = "discovery.k8s.io/v1", kindSlice
@@ -391,8 +390,8 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 // store keeps the answer to a request, unless the watch has delivered a newer version meanwhile: a
 // watch delivers each version only once.
 func (j *job) store(all map[string]*unstructured.Unstructured, key string, was, is *unstructured.Unstructured) {
-	j.of.mu.Lock()
-	defer j.of.mu.Unlock()
+	j.source.mu.Lock()
+	defer j.source.mu.Unlock()
 	if all[key] == was {
 		table[*unstructured.Unstructured](all).set(key, is)
 	}
@@ -410,12 +409,12 @@ func (j *job) do(verb, set, namespace string, request func(context.Context) erro
 	ctx, cancel := context.WithTimeout(j.ctx, writeTimeout)
 	defer cancel()
 	err := request(ctx)
-	j.of.causes.Log(ctx, verb, paths[set].Resource, err)
+	j.source.causes.Log(ctx, verb, paths[set].Resource, err)
 	switch {
 	case err == nil:
 		return true
 	case set == kindRole && (apierrors.IsForbidden(err) || apierrors.IsNotFound(err)):
-		j.fault = fmt.Sprintf("spec.imports: the gateway may not write to namespace %s; culvert kube template --peering %s --imports NAMESPACE prints the rights", namespace, j.of.self.Name)
+		j.fault = fmt.Sprintf("spec.imports: the gateway may not write to namespace %s; culvert kube template --peering %s --imports NAMESPACE prints the rights", namespace, j.source.self.Name)
 	case apierrors.IsNotFound(err):
 		j.fault = fmt.Sprintf("spec.imports: namespace %s is not there; make it", namespace)
 	default:

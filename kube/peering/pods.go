@@ -18,16 +18,16 @@ type podIndex struct {
 	// contested are the addresses with several claims: one pod ends while another already has its
 	// address, or a node lies.
 	contested map[netip.Addr]bool
-	judged    bool // the claims of the first list are in order
+	ordered   bool // the claims of the first list are in order
 	nodes     map[string]*nodePods
 	within    []netip.Prefix // the CIDRs of pods that lists contain
 }
 
 // nodePods are the addresses of the pods of a node.
 type nodePods struct {
-	all  []netip.Addr   // sorted
-	list []netip.Prefix // those of all within the CIDRs of pods; configurations share it, so it is never changed
-	old  bool           // list must be computed again from all
+	all   []netip.Addr   // sorted
+	list  []netip.Prefix // those of all within the CIDRs of pods; configurations share it, so it is never changed
+	stale bool           // list must be computed again from all
 }
 
 func newPodIndex() *podIndex {
@@ -37,7 +37,9 @@ func newPodIndex() *podIndex {
 
 func (x *podIndex) keys() []string { return x.pods.keys() }
 
-// set records where a pod is; nil: nowhere.
+// set records where a pod is; nil: nowhere. All addresses concerned leave the nodes that have them
+// by the claims so far, then the claims change, then the addresses come to the nodes that have them
+// by the new claims.
 func (x *podIndex) set(key string, p *pod) {
 	var before, after []netip.Addr
 	was := x.pods[key]
@@ -101,13 +103,13 @@ func (x *podIndex) claim(a netip.Addr, key string, claims bool) {
 	}
 }
 
-// judge puts the claims of the first list, which come in the order of the pods' ages, behind those
-// of nodes that have not disputed before.
-func (x *podIndex) judge(disputed func(node string) bool) {
-	if x.judged {
+// orderClaims puts, once, the claims of nodes that have disputed before behind those of others. The
+// claims of the first list came in the order of the pods' ages.
+func (x *podIndex) orderClaims(disputed func(node string) bool) {
+	if x.ordered {
 		return
 	}
-	x.judged = true
+	x.ordered = true
 	for a := range x.contested {
 		x.each([]netip.Addr{a}, nil, (*nodePods).remove)
 		slices.SortStableFunc(x.claims[a], func(i, k string) int {
@@ -161,13 +163,13 @@ type dispute struct {
 
 func (n *nodePods) add(a netip.Addr) {
 	if i, there := slices.BinarySearchFunc(n.all, a, netip.Addr.Compare); !there {
-		n.all, n.old = slices.Insert(n.all, i, a), true
+		n.all, n.stale = slices.Insert(n.all, i, a), true
 	}
 }
 
 func (n *nodePods) remove(a netip.Addr) {
 	if i, there := slices.BinarySearchFunc(n.all, a, netip.Addr.Compare); there {
-		n.all, n.old = slices.Delete(n.all, i, i+1), true
+		n.all, n.stale = slices.Delete(n.all, i, i+1), true
 	}
 }
 
@@ -177,15 +179,15 @@ func (x *podIndex) of(node string, pods []netip.Prefix) []netip.Prefix {
 	if !slices.Equal(x.within, pods) {
 		x.within = pods
 		for _, n := range x.nodes {
-			n.old = true
+			n.stale = true
 		}
 	}
 	n := x.nodes[node]
 	if n == nil {
 		return nil
 	}
-	if n.old {
-		n.list, n.old = nil, false
+	if n.stale {
+		n.list, n.stale = nil, false
 		for _, a := range n.all {
 			if p := netip.PrefixFrom(a, a.BitLen()); within(pods, p) {
 				n.list = append(n.list, p)
@@ -204,7 +206,7 @@ func within(all []netip.Prefix, p netip.Prefix) bool {
 func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 	p, all := g.good, map[string][]netip.Prefix{}
 	if p.FollowPods {
-		g.pods.judge(g.hadDisputes)
+		g.pods.orderClaims(g.hadDisputes)
 		for name, x := range g.pods.disputes(p.Pods) {
 			d.dispute(name)
 			d.fault(kindNode+" "+name, "status.podIPs of its Pod %s: %s is of Pod %s on node %s, which had it first%s",

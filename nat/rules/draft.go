@@ -320,7 +320,7 @@ func (s *Set) Amend(services []Service, pod func(netip.Addr) bool) (*Draft, erro
 
 // Reroute returns a Draft in which nodes of the previous Config have other prefixes; false if a
 // link is not one of these nodes, or if tables of the Config route packets. Its cost depends on
-// these nodes alone.
+// these nodes alone: a link's claim leads to its node's resource, which is compiled again.
 func (s *Set) Reroute(prefixes map[Link][]netip.Prefix) (*Draft, bool) {
 	d := s.Draft()
 	for link, list := range prefixes {

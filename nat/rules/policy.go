@@ -99,7 +99,8 @@ type routeCell struct {
 	best   *routeOffer   // of these and those of all covering prefixes
 }
 
-// A routeOffer is a rule's route.
+// A routeOffer is a route that a policy rule has for the prefix at. Of the offers for a packet,
+// that of the first rule counts.
 type routeOffer struct {
 	at   netip.Prefix
 	rule *policyRule
