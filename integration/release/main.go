@@ -156,7 +156,8 @@ func (r *release) image() error {
 	return err
 }
 
-// path returns the path of a file of the release. In a URL, the + of a version would need an escape.
+// path returns the path of a file of the release. In a URL, the + of a version would need an
+// escape.
 func (r *release) path(format string, args ...any) string {
 	return filepath.Join(r.dist, strings.ReplaceAll(fmt.Sprintf(format, args...), "+", "-"))
 }

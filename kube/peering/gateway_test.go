@@ -131,7 +131,8 @@ func TestNodesAddressesStay(t *testing.T) {
 		{[]string{"10.80.0.0/24", "172.18.0.0/24"}, nil, "spec.internalCIDR: 172.18.0.0/24 contains", "10.61.0.0/16"},
 		{[]string{remap, "remap: 10.62.0.0/16"}, nil, "", "10.62.0.0/16"},
 		{taken, func(g *Gateway) { clear(g.nodes) }, "", "172.18.0.0/16"},
-		{taken, func(g *Gateway) { g.good = nil }, "172.18.0.0/16 contains 172.18.0.1", "10.61.0.0/16"}, // it starts again
+		{taken, func(g *Gateway) { g.good = nil }, // it starts again
+			"172.18.0.0/16 contains 172.18.0.1", "10.61.0.0/16"},
 		{taken, func(g *Gateway) { g.good, g.peering.Status.Accepted = nil, nil }, "", "172.18.0.0/16"},
 		{nil, func(g *Gateway) {
 			g.nodes["node2"].addresses = append(g.nodes["node2"].addresses, netip.MustParseAddr("10.61.3.4"))

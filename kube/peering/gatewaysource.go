@@ -101,8 +101,9 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 }
 
 // Await follows the Peering and the Nodes until the Peering has, or once had, no fault, and returns
-// the configuration that a gateway starts with: base, and the fields that cannot change while the gateway runs. speaks
-// reports whether this gateway, of several, is the one that writes the Peering's status.
+// the configuration that a gateway starts with: base, and the fields that cannot change while the
+// gateway runs. speaks reports whether this gateway, of several, is the one that writes the
+// Peering's status.
 func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks func() bool) (*config.Config, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
