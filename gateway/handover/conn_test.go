@@ -127,20 +127,6 @@ func TestLeadSortsTrains(t *testing.T) {
 	}
 }
 
-// comes receives until a message comes, ignoring wake-ups without one.
-func comes(t *testing.T, c *Conn) udp.Message {
-	t.Helper()
-	messages := buffers()
-	for {
-		switch n, err := c.Receive(messages); {
-		case n == 1 && err == nil:
-			return messages[0]
-		case !errors.Is(err, udp.ErrWoken):
-			t.Fatalf("%d messages, %v", n, err)
-		}
-	}
-}
-
 // TestGreetSendsNoData: before the cut, nothing is sent that the peer would take for a new session,
 // and the first attempt shows that there is one.
 func TestGreetSendsNoData(t *testing.T) {
