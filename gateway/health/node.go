@@ -172,6 +172,9 @@ func (h *nodeHistory) fault(now time.Duration, n *Node, o *Observation) (c *Caus
 	silent := h.doubtful && (!n.Known || n.Silence >= quietTime)
 	switch {
 	case silent && nodeKnocks[n.Knock] != nil && now-h.started >= proven:
+		if n.Known {
+			return nodeKnocks[n.Knock], h.answeredAt
+		}
 		return nodeKnocks[n.Knock], h.started
 	case silent && n.Known:
 		return NodeSilent, h.answeredAt // it may have had nothing to send for long before

@@ -298,6 +298,16 @@ var stories = []struct {
 		}
 	}, []string{"0 info", "42 warning node rome-1: rome-1 (172.18.0.2) has answered no ARP for 3 s (3 asked)",
 		"80 info node rome-1: rome-1 (172.18.0.2) is back after 41 s"}},
+	{"a node's program ends and starts again", 90, func(s int, o *Observation) {
+		n := &o.Nodes[0]
+		if n.Received, n.Known, n.Answered = 1, true, true; s >= 40 {
+			n.Asked, n.Silence, n.Knock = s-39, time.Duration(s-10)*time.Second, KnockRefused
+		}
+		if s >= 80 {
+			n.Asked, n.Silence, n.Knock = 0, 0, KnockSilent
+		}
+	}, []string{"0 info", "42 warning node rome-1: nothing listens on UDP 6091 of rome-1",
+		"80 info node rome-1: rome-1 (172.18.0.2) is back after 41 s"}},
 	{"a node of IPv6 alone falls silent", 60, func(s int, o *Observation) {
 		n := &o.Nodes[0]
 		if n.Address, n.Received, n.Known, n.Answered = netip.MustParseAddr("fd80::2"), 1, true, true; s >= 20 {
