@@ -127,6 +127,11 @@ func (g *Gateway) exportTo(d *Plan) {
 			g.slices.count(e.serviceName())
 		}
 	}
+	// Who compares two plans sees what a Service has, not its turn.
+	slices.SortStableFunc(d.Services, func(a, b config.Service) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(d.Exports, func(a, b exports.Export) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
 	d.Status.Exports, g.assigned = nil, map[service.Name]bool{}
 	for _, key := range slices.Sorted(maps.Keys(assigned)) {
 		m := &g.exported[key].Meta

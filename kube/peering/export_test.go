@@ -34,7 +34,7 @@ spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, por
 }
 
 // endpointsOf adds an EndpointSlice of a Service, ready or not by address.
-func endpointsOf(t testing.TB, g *Gateway, name string, ready map[string]bool) {
+func endpointsOf(t testing.TB, g *Gateway, name string, ready map[string]bool, replace ...string) {
 	t.Helper()
 	var all []string
 	for a, r := range ready {
@@ -48,7 +48,7 @@ metadata: {name: %s-1, namespace: shop, labels: {kubernetes.io/service-name: %[1
 addressType: IPv4
 ports: [{name: http, port: 8080, protocol: TCP}]
 endpoints: [%s]
-`, name, strings.Join(all, ", ")))
+`, name, strings.Join(all, ", ")), replace...)
 	s := readSlice(u)
 	g.slices.wanted[s.Of] = true
 	g.slices.set(keyOf(u), s)
@@ -114,6 +114,29 @@ func TestExport(t *testing.T) {
 	delete(g.exported, "shop/web")
 	if d = g.Plan(); len(d.Services)+len(d.Status.Exports) > 0 || d.Exports == nil || len(d.Exports) > 0 {
 		t.Errorf("after the label has gone: %v, %v, told %v", d.Services, d.Status.Exports, d.Exports)
+	}
+}
+
+// TestExportsKeepTheirOrder: another endpoint changes the backends of one Service and nothing else,
+// although it changes whose turn it is.
+func TestExportsKeepTheirOrder(t *testing.T) {
+	g := rome(t)
+	bank := []string{"namespace: shop", "namespace: bank"}
+	exportWith(t, g, "web")
+	exportWith(t, g, "till", bank...)
+	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true})
+	endpointsOf(t, g, "till", map[string]bool{"10.244.1.6": true, "10.244.1.7": true}, bank...)
+	store(g, g.Plan())
+	before := g.Plan()
+	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true, "10.244.2.5": true, "10.244.2.6": true})
+	after := g.Plan()
+	if len(before.Exports) != 2 || !reflect.DeepEqual(before.Exports, after.Exports) {
+		t.Errorf("told %v, then %v", before.Exports, after.Exports)
+	}
+	for i := range after.Services {
+		if a, b := before.Services[i].Name, after.Services[i].Name; a != b {
+			t.Errorf("Service %d was %s and is %s", i, a, b)
+		}
 	}
 }
 
