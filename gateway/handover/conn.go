@@ -226,7 +226,7 @@ func (c *Conn) addOwn(b []byte, w *way) {
 	if k := kindOf(b); k != initiation && k != answer {
 		return
 	}
-	if w.relay != nil { // also after Stop, until what was received has left
+	if w.relay != nil { // after Stop too: packets received before it may still cause messages
 		w.relay.spoke.Store(Monotonic())
 	}
 	c.mu.Lock()
@@ -243,7 +243,7 @@ func (c *Conn) NewSender() udp.Sender { return &sender{c, c.Conn.NewSender(), ni
 type sender struct {
 	conn *Conn
 	udp.Sender
-	some []udp.Train // of those to send, that a way lets pass
+	allowed []udp.Train // the trains of one call that a way sends
 }
 
 // Send implements udp.Sender. Packets that a parked Conn does not send count as sent: the other
@@ -261,13 +261,13 @@ func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 	if w.sends {
 		return s.Sender.Send(trains)
 	}
-	s.some = s.some[:0]
+	s.allowed = s.allowed[:0]
 	for i := range trains {
 		t := &trains[i]
 		if len(t.Parts) > 0 {
 			switch kind := kindOf(t.Parts[0]); {
 			case w.only != 0 && kind == w.only:
-				s.some = append(s.some, *t)
+				s.allowed = append(s.allowed, *t)
 			case w.greets != nil && kind == data: // within a session
 				w.greets()
 			}
@@ -282,8 +282,8 @@ func (s *sender) Send(trains []udp.Train) (sent int, err error) {
 		}
 		sent += t.Sent
 	}
-	if len(s.some) > 0 {
-		_, err = s.Sender.Send(s.some)
+	if len(s.allowed) > 0 {
+		_, err = s.Sender.Send(s.allowed)
 	}
 	return sent, err
 }

@@ -163,7 +163,7 @@ func (h *handing) stop() error {
 	}
 	life.path.Divert(back)
 	for _, l := range life.tunnelSockets() {
-		l.Retire(h.relay) // the sockets to nodes may send what is left
+		l.Retire(h.relay) // the socket to nodes may still send the packets that are inside
 	}
 	return nil
 }

@@ -205,7 +205,7 @@ func (t *Taking) cut(life *Life) error {
 		return err
 	}
 	if t.talked = end.Spoke > t.greeted; t.talked {
-		life.path.WG.Renew() // nothing more is sent in a session that the peer may have forgotten
+		life.path.WG.Renew() // the peer may have forgotten the session, so nothing is sent in it any more
 	}
 	life.meet(end.Nodes)
 	life.expect(end.Paths)
@@ -220,7 +220,8 @@ func (t *Taking) cut(life *Life) error {
 	if err := t.line.Send(handover.KindForwarding, nil, handover.CutTime); err != nil && !t.ended() {
 		return fmt.Errorf("the previous gateway has not waited: %w", err)
 	}
-	for _, l := range life.lent { // what one socket receives, another one has to send
+	// What one socket receives, another one sends: all of them send before the first one receives.
+	for _, l := range life.lent {
 		l.conn.Stop(l.relay(t.relay))
 	}
 	for _, l := range life.lent {
