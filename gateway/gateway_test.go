@@ -302,7 +302,7 @@ func echo(source, destination string, ttl uint8, payload int) []byte {
 
 // TestOwnAddress: the gateway answers pings of its internal address to the node that asked, also in
 // fragments and for sources without a route. It sends "time exceeded" for packets with TTL 1, and
-// refuses everything else.
+// refuses everything else but echo replies.
 func TestOwnAddress(t *testing.T) {
 	p := newPair(t, nil)
 	for i, n := range p.rome.nodes {
@@ -319,12 +319,14 @@ func TestOwnAddress(t *testing.T) {
 	if v := expect(t, node, "10.80.0.4", "10.0.2.5"); v.Body[0] != 11 {
 		t.Errorf("ICMP %d for TTL 1", v.Body[0])
 	}
+	node.Send(nattest.IP{Source: node.Address.String(), Destination: "10.80.0.4",
+		Body: nattest.ICMP{Type: 0, Rest: 0x1234_0001}}.Bytes()) // it answers a gateway that is gone
 	node.Send(udpPacket("10.0.2.5", "10.80.0.4", nil))
 	if v := expect(t, node, "10.80.0.4", "10.0.2.5"); v.Body[0] != 3 || v.Body[1] != 3 {
 		t.Errorf("ICMP %d/%d for UDP", v.Body[0], v.Body[1])
 	}
-	if n := p.rome.path.Outbound().Dropped(path.DropNoService); n != 1 {
-		t.Errorf("%d drops with no-service, want 1", n)
+	if n := p.rome.path.Outbound().Dropped(path.DropNoService); n != 2 {
+		t.Errorf("%d drops with no-service, want 2", n)
 	}
 
 	whole := echo("10.0.2.5", "10.80.0.4", 64, 4000)

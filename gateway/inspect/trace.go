@@ -277,7 +277,8 @@ func (src *Source) traceDelivery(t *control.Trace, p *packet.Packet, in nat.Link
 		t.Egress = "an answer, if the gateway has asked; else it is dropped as " + path.DropNoService.String()
 	default:
 		dropped(t, path.DropNoService.String(), "the gateway itself answers pings and no more there")
-		t.To, t.Told = "", told(p, &path.PortUnreachable)
+		v := path.NoService(p)
+		t.To, t.Told = "", told(p, &v)
 	}
 }
 

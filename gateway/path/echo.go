@@ -71,8 +71,22 @@ func turnAround[IP header.Network](ip IP) {
 // ecnMask is the ECN field of the type of service (RFC 3168, Section 5). ICMP does not use ECN.
 const ecnMask = 3
 
-// PortUnreachable refuses all other packets to the gateway itself. It ends a UDP traceroute.
-var PortUnreachable = nat.Verdict{Action: nat.Drop, Refusal: packet.PortUnreachable}
+// NoService returns the verdict on any other packet to the gateway itself. Its refusal ends a UDP
+// traceroute. The sender of an echo reply is told nothing, as by a kernel (Linux, ping_rcv): the
+// gateway that asked may have handed over to this one.
+func NoService(p *packet.Packet) nat.Verdict {
+	v := nat.Verdict{Action: nat.Drop, Refusal: packet.PortUnreachable}
+	if packet.IsICMP(p.Protocol()) && p.FragmentOffset() == 0 {
+		reply := byte(header.ICMPv4EchoReply)
+		if p.IsIPv6() {
+			reply = byte(header.ICMPv6EchoReply)
+		}
+		if p.Bytes()[p.HeaderLen()] == reply {
+			v.Refusal = packet.NoRefusal
+		}
+	}
+	return v
+}
 
 // ShortMark, behind the header of an echo request, asks for an answer of only ShortEcho bytes of
 // ICMP, so that the answer tests only the path of the request. A host that does not run culvert

@@ -17,7 +17,7 @@ import (
 
 const echoMTU = 1340
 
-func echo(source, destination string, ttl uint8, payload int) []byte {
+func ping(source, destination string, ttl uint8, payload int) []byte {
 	return nattest.IP{Source: source, Destination: destination, TTL: ttl,
 		Body: nattest.ICMP{Type: 8, Rest: 0x1234_0001, Payload: nattest.Payload(payload, 4)}}.Bytes()
 }
@@ -119,7 +119,7 @@ func requireAnswer(t *testing.T, request []byte, ttl uint8) {
 // FuzzAnswerEcho gives AnswerEcho anything that parses. A reply parses too, has the request's
 // checksums, right or wrong, and two gateways that answer each other stop at some time.
 func FuzzAnswerEcho(f *testing.F) {
-	whole := echo("10.0.1.5", "10.80.0.4", 64, 100)
+	whole := ping("10.0.1.5", "10.80.0.4", 64, 100)
 	f.Add(whole)
 	for _, b := range nattest.Fragment(whole, 40) {
 		f.Add(b)
@@ -198,17 +198,17 @@ func TestOwnAddressIsNotFilled(t *testing.T) {
 			}
 		})
 	}
-	ping := nattest.Fragment(echo("10.0.1.9", "10.80.0.4", 64, 4000), 1480)
-	deliver(ping[0])
+	fragments := nattest.Fragment(ping("10.0.1.9", "10.80.0.4", 64, 4000), 1480)
+	deliver(fragments[0])
 	for id := range 10_000 {
-		first := nattest.Fragment(echo("10.0.1.5", "10.80.0.4", 64, 1400), 1000)[0]
+		first := nattest.Fragment(ping("10.0.1.5", "10.80.0.4", 64, 1400), 1000)[0]
 		first[4], first[5] = byte(id>>8), byte(id)
 		deliver(nattest.Fix(first))
 		if id%50 == 0 {
 			collect(func() bool { return true })
 		}
 	}
-	for _, f := range ping[1:] {
+	for _, f := range fragments[1:] {
 		deliver(f)
 	}
 	p.node.SetReadDeadline(time.Now().Add(genevetest.Timeout))

@@ -180,7 +180,7 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	if !AnswerEcho(p, len(in.piece)) {
 		in.sight.lost(DropNoService.String(), nil)
 		in.drops[DropNoService].Add(1)
-		in.refuse(p, PortUnreachable, now)
+		in.refuse(p, NoService(p), now)
 		return
 	}
 	in.cutter.Start(p, 0, len(in.piece))

@@ -206,7 +206,7 @@ func (o *outbound) deliver(p *packet.Packet, from nat.Link, now nat.Time) {
 	if !AnswerEcho(p, len(o.piece)) {
 		o.sight.lost(DropNoService.String(), nil)
 		o.drops[DropNoService].Add(1)
-		o.refuse(p, from, PortUnreachable, now)
+		o.refuse(p, from, NoService(p), now)
 		return
 	}
 	o.cutter.Start(p, 0, len(o.piece))
