@@ -30,9 +30,8 @@ func (c *Cluster) uncleaned(ctx context.Context, name string, had []string) (lef
 	}
 	if err == nil {
 		err = c.each(ctx, objects.Pods, peering.NodeNamespace, "app=culvert-node", func(u *unstructured.Unstructured) {
-			if phase, _, _ := unstructured.NestedString(u.Object, "status", "phase"); phase == "Running" {
-				node, _, _ := unstructured.NestedString(u.Object, "spec", "nodeName")
-				had = append(had, node)
+			if pod, _ := objects.ReadPod(objects.Of("Pod", u)); pod.Status.Phase == "Running" {
+				had = append(had, pod.Spec.NodeName)
 			}
 		})
 	}

@@ -168,10 +168,7 @@ func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) 
 }
 
 func elects(d *unstructured.Unstructured) bool {
-	all, _, _ := unstructured.NestedSlice(d.Object, "spec", "template", "spec", "containers")
-	return slices.ContainsFunc(all, func(one any) bool {
-		container, _ := one.(map[string]any)
-		args, _ := container["args"].([]any)
-		return slices.Contains(args, any("--leader-election"))
+	return slices.ContainsFunc(objects.ReadContainers(objects.Of(d.GetKind(), d)), func(c objects.Container) bool {
+		return slices.Contains(c.Args, "--leader-election")
 	})
 }

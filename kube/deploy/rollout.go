@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -136,28 +135,13 @@ var cannotStart = []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 
 // podTrouble returns why a pod is not ready; "" if it is. cannot: it does not start by itself.
 func podTrouble(u *unstructured.Unstructured) (text string, cannot bool) {
-	type ended struct {
-		Reason   string
-		ExitCode int
-	}
-	var s struct {
-		Status struct {
-			Phase      string
-			Conditions []struct{ Type, Status, Reason, Message string }
-			Containers []struct {
-				State struct {
-					Waiting *struct{ Reason, Message string }
-				}
-				LastState struct{ Terminated *ended }
-			} `json:"containerStatuses"`
-		}
-	}
-	if read(u, &s) != nil {
+	pod, fault := objects.ReadPod(objects.Of("Pod", u))
+	if fault != "" {
 		return "", false
 	}
-	for _, c := range s.Status.Containers {
+	for _, c := range pod.Status.Containers {
 		if w := c.State.Waiting; w != nil {
-			text := sentence(w.Reason, w.Message)
+			text := objects.Sentence(w.Reason, w.Message)
 			if e := c.LastState.Terminated; e != nil {
 				text += fmt.Sprintf("; it ended with exit status %d (%s): kubectl -n %s logs %s --previous", e.ExitCode,
 					e.Reason, u.GetNamespace(), u.GetName())
@@ -165,9 +149,9 @@ func podTrouble(u *unstructured.Unstructured) (text string, cannot bool) {
 			return text, slices.Contains(cannotStart, w.Reason)
 		}
 	}
-	for _, c := range s.Status.Conditions {
+	for _, c := range pod.Status.Conditions {
 		if c.Status != "True" && (c.Type == "PodScheduled" || c.Type == "Ready") && c.Message != "" {
-			return sentence(c.Reason, c.Message), false
+			return objects.Sentence(c.Reason, c.Message), false
 		}
 	}
 	return "", false
@@ -181,5 +165,3 @@ func read(u *unstructured.Unstructured, to any) error {
 	}
 	return json.Unmarshal(text, to)
 }
-
-func sentence(reason, message string) string { return strings.TrimSuffix(reason+": "+message, ": ") }

@@ -44,19 +44,9 @@ func (c *Cluster) Endpoint(ctx context.Context, name string, node netip.Addr) (e
 	if err != nil {
 		return "", "", fmt.Errorf("get Service culvert-%s: %w", name, err)
 	}
-	var s struct {
-		Spec struct {
-			Type  string
-			Ports []struct{ Port, NodePort int }
-		}
-		Status struct {
-			LoadBalancer struct {
-				Ingress []struct{ IP, Hostname string }
-			}
-		}
-	}
-	if err := read(u, &s); err != nil {
-		return "", "", fmt.Errorf("read Service culvert-%s: %w", name, err)
+	s, fault := objects.ReadService(objects.Of("Service", u))
+	if fault != "" {
+		return "", "", fmt.Errorf("read Service culvert-%s: %s", name, fault)
 	}
 	if len(s.Spec.Ports) == 0 {
 		return "", "a port of Service culvert-" + name, nil

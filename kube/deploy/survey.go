@@ -69,15 +69,15 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 		return nil, fmt.Errorf("get DaemonSet culvert-node: %w", err)
 	}
 	if err == nil {
-		if all, _, _ := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "containers"); len(all) > 0 {
-			first, _ := all[0].(map[string]any)
-			i.Image, _ = first["image"].(string)
+		if all := objects.ReadContainers(objects.Of("DaemonSet", u)); len(all) > 0 {
+			i.Image = all[0].Image
 		}
 	}
 	s, err := c.client.Resource(objects.Services).Namespace(peering.GatewayNamespace).Get(ctx, "culvert-"+name,
 		metav1.GetOptions{})
 	if err == nil {
-		i.Expose, _, _ = unstructured.NestedString(s.Object, "spec", "type")
+		read, _ := objects.ReadService(objects.Of("Service", s)) // the API server has checked it
+		i.Expose = read.Spec.Type
 	} else if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get Service culvert-%s: %w", name, err)
 	}

@@ -109,16 +109,16 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	var owner *metav1.OwnerReference
 	for i := range all.Items {
 		pod := &all.Items[i]
-		ip, _, _ := unstructured.NestedString(pod.Object, "status", "podIP")
 		if pod.GetName() == e.Pod {
 			owner = metav1.GetControllerOf(pod)
 		}
-		if pod.GetName() == e.Pod || ended(pod) { // another pod may have the address of one that has ended
+		read, _ := objects.ReadPod(objects.Of("Pod", pod))
+		if pod.GetName() == e.Pod || read.Ended() { // another pod may have the address of one that has ended
 			continue
 		}
 		alone = alone && pod.GetDeletionTimestamp() != nil
 		holds := pod.GetName() == holderPod
-		address, err := netip.ParseAddr(ip)
+		address, err := netip.ParseAddr(read.Status.PodIP)
 		if err == nil && (holds || !here) {
 			at = netip.AddrPortFrom(address, e.ReplicaPort)
 		}
@@ -138,18 +138,14 @@ func (e *Elector) source(ctx context.Context) (at netip.AddrPort, err error) {
 	return at, nil
 }
 
-func ended(pod *unstructured.Unstructured) bool {
-	phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
-	return phase == "Failed" || phase == "Succeeded"
-}
-
 // exists reports whether a pod may exist, whatever its labels are: who debugs a pod takes them
 // away.
 func (e *Elector) exists(ctx context.Context, name string) bool {
 	of := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
 	all, err := e.Client.Resource(objects.Pods).Namespace(e.Namespace).List(ctx, of)
 	return err != nil || slices.ContainsFunc(all.Items, func(pod unstructured.Unstructured) bool {
-		return pod.GetName() == name && !ended(&pod)
+		read, _ := objects.ReadPod(objects.Of("Pod", &pod))
+		return pod.GetName() == name && !read.Ended()
 	})
 }
 

@@ -99,13 +99,10 @@ func (s *State) Put(o *objects.Object, now time.Time) {
 	case kube.KindNode:
 		s.nodes[key] = readNode(o, r)
 	case kindPod:
-		var status struct {
-			Phase string `json:"phase"`
-			IP    string `json:"podIP"`
-		}
 		delete(s.active, key)
-		r.read("status", o.Status, &status)
-		if a := r.host("status.podIP", status.IP); len(r.faults) == 0 && !o.Deleting && status.Phase == "Running" {
+		p, fault := objects.ReadPod(o)
+		if a := r.host("status.podIP", p.Status.PodIP); len(r.faults) == 0 && fault == "" && !o.Deleting &&
+			p.Status.Phase == "Running" {
 			s.active[key] = activePod{a, o.Metadata.Labels[labelGateway]}
 		}
 	}

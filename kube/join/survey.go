@@ -86,14 +86,10 @@ func (s *Survey) Pod(u *unstructured.Unstructured) {
 	if u.GetNamespace() != "kube-system" || component != "kube-controller-manager" && component != "kube-apiserver" {
 		return
 	}
-	var spec struct {
-		Containers []struct{ Command, Args []string }
-	}
-	part(u, "spec", &spec)
 	if s.flags == nil {
 		s.flags = map[string]flagOf{}
 	}
-	for _, c := range spec.Containers {
+	for _, c := range objects.ReadContainers(objects.Of("Pod", u)) {
 		for _, word := range slices.Concat(c.Command, c.Args) {
 			if name, value, ok := strings.Cut(word, "="); ok && value != "" && (name == "--cluster-cidr" ||
 				name == "--service-cluster-ip-range") {
@@ -105,28 +101,19 @@ func (s *Survey) Pod(u *unstructured.Unstructured) {
 
 // Service adds a Service.
 func (s *Survey) Service(u *unstructured.Unstructured) {
-	var spec struct {
-		ClusterIPs, ExternalIPs []string
-	}
-	var status struct {
-		LoadBalancer struct {
-			Ingress []struct{ IP, Hostname string }
-		}
-	}
-	part(u, "spec", &spec)
-	part(u, "status", &status)
+	read, _ := objects.ReadService(objects.Of("Service", u)) // the API server has checked it
 	add := func(to *[]netip.Addr, text string) {
 		if a, err := objects.ParseAddr(text); err == nil && a.Is4() {
 			*to = append(*to, a)
 		}
 	}
-	for _, ip := range spec.ClusterIPs {
+	for _, ip := range read.Spec.ClusterIPs {
 		add(&s.services, ip)
 	}
-	for _, ip := range spec.ExternalIPs {
+	for _, ip := range read.Spec.ExternalIPs {
 		add(&s.outside, ip)
 	}
-	for _, in := range status.LoadBalancer.Ingress {
+	for _, in := range read.Status.LoadBalancer.Ingress {
 		add(&s.outside, in.IP)
 		s.balanced = s.balanced || in.IP != "" || in.Hostname != ""
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/base32"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -42,15 +41,11 @@ func NewNode(name string, api []netip.Addr) *Node {
 type clusterIPs []netip.Addr
 
 func readService(u *unstructured.Unstructured) *clusterIPs {
-	var spec struct {
-		ClusterIPs []string `json:"clusterIPs"`
-	}
+	read, _ := objects.ReadService(objects.Of(kindService, u)) // the API server has checked it
 	var s clusterIPs
-	if json.Unmarshal(objects.Of(kindService, u).Spec, &spec) == nil {
-		for _, ip := range spec.ClusterIPs {
-			if a, err := objects.ParseAddr(ip); err == nil { // a headless one has "None"
-				s = append(s, a)
-			}
+	for _, ip := range read.Spec.ClusterIPs {
+		if a, err := objects.ParseAddr(ip); err == nil { // a headless one has "None"
+			s = append(s, a)
 		}
 	}
 	if len(s) == 0 {

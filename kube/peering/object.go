@@ -80,27 +80,11 @@ type pod struct {
 // readPod returns nil for a pod that has no address of its own.
 func readPod(u *unstructured.Unstructured) *pod {
 	o := objects.Of(kindPod, u)
-	var spec struct {
-		NodeName    string `json:"nodeName"`
-		HostNetwork bool   `json:"hostNetwork"`
-	}
-	var status struct {
-		Phase  string `json:"phase"`
-		PodIPs []struct {
-			IP string `json:"ip"`
-		} `json:"podIPs"`
-	}
-	if json.Unmarshal(o.Spec, &spec) != nil || json.Unmarshal(o.Status, &status) != nil || spec.HostNetwork ||
-		spec.NodeName == "" ||
-		status.Phase == "Succeeded" || status.Phase == "Failed" {
+	read, fault := objects.ReadPod(o)
+	if fault != "" || read.Spec.HostNetwork || read.Spec.NodeName == "" || read.Ended() {
 		return nil
 	}
-	p := &pod{node: spec.NodeName, ending: o.Deleting}
-	for _, ip := range status.PodIPs {
-		if a, err := objects.ParseAddr(ip.IP); err == nil && a.Is4() {
-			p.addresses = append(p.addresses, a)
-		}
-	}
+	p := &pod{node: read.Spec.NodeName, ending: o.Deleting, addresses: read.IPv4()}
 	if len(p.addresses) == 0 {
 		return nil
 	}

@@ -24,12 +24,10 @@ type Front struct {
 // ReadFront reads a Service.
 func ReadFront(o *objects.Object) *Front {
 	f := &Front{Meta: o.Metadata}
-	var spec spec
-	if fault := objects.ReadPart("spec", o.Spec, &spec); fault != "" {
+	read, fault := objects.ReadService(o)
+	switch spec := &read.Spec; {
+	case fault != "":
 		f.Refused = fault
-		return f
-	}
-	switch {
 	case spec.Type == "ExternalName":
 		f.Refused = "spec.type: ExternalName is a name without endpoints"
 	case spec.ClusterIP == "None":

@@ -20,39 +20,6 @@ const (
 	maxAffinity = 24 * 60 * 60 // seconds
 )
 
-// A spec is the part of a Service's spec used here.
-type spec struct {
-	Type       string   `json:"type"`
-	ClusterIP  string   `json:"clusterIP"`
-	ClusterIPs []string `json:"clusterIPs"`
-	Ports      []struct {
-		Name     string `json:"name"`
-		Protocol string `json:"protocol"`
-		Port     int64  `json:"port"`
-		NodePort int64  `json:"nodePort"`
-	} `json:"ports"`
-	ExternalIPs              []string `json:"externalIPs"`
-	LoadBalancerSourceRanges []string `json:"loadBalancerSourceRanges"`
-	ExternalTrafficPolicy    string   `json:"externalTrafficPolicy"`
-	InternalTrafficPolicy    string   `json:"internalTrafficPolicy"`
-	SessionAffinity          string   `json:"sessionAffinity"`
-	SessionAffinityConfig    struct {
-		ClientIP struct {
-			TimeoutSeconds *int64 `json:"timeoutSeconds"`
-		} `json:"clientIP"`
-	} `json:"sessionAffinityConfig"`
-	HealthCheckNodePort int64 `json:"healthCheckNodePort"`
-}
-
-type status struct {
-	LoadBalancer struct {
-		Ingress []struct {
-			IP     string `json:"ip"`
-			IPMode string `json:"ipMode"`
-		} `json:"ingress"`
-	} `json:"loadBalancer"`
-}
-
 // A service is the part of a Service used here.
 type service struct {
 	meta  objects.Metadata
@@ -82,11 +49,12 @@ type port struct {
 // readService returns nil for a Service without addresses to serve.
 func readService(o *objects.Object) *service {
 	s := &service{meta: withoutLabels(o.Metadata), name: Name{o.Metadata.Namespace, o.Metadata.Name}}
-	var spec spec
-	var status status
-	if !s.wrong.read("spec", o.Spec, &spec) || !s.wrong.read("status", o.Status, &status) {
+	of, fault := objects.ReadService(o)
+	if fault != "" {
+		s.wrong = faults{fault}
 		return s
 	}
+	spec := &of.Spec
 	if spec.ClusterIP == "" || spec.ClusterIP == "None" || spec.Type == "ExternalName" {
 		return nil
 	}
@@ -96,7 +64,7 @@ func readService(o *objects.Object) *service {
 		ExternalLocal: w.local("spec.externalTrafficPolicy", spec.ExternalTrafficPolicy) && outside,
 		InternalLocal: w.local("spec.internalTrafficPolicy", spec.InternalTrafficPolicy),
 	}
-	s.affinity(&spec, &common)
+	s.affinity(spec, &common)
 	if len(s.wrong) > 0 {
 		return s // serving it would contradict its spec
 	}
@@ -114,13 +82,13 @@ func readService(o *objects.Object) *service {
 		clusterIPs = []string{spec.ClusterIP}
 	}
 	s.local = common.ExternalLocal
-	for _, in := range slices.Backward(status.LoadBalancer.Ingress) {
+	for _, in := range slices.Backward(of.Status.LoadBalancer.Ingress) {
 		if a, err := objects.ParseAddr(in.IP); err == nil {
 			s.first = a.Unmap()
 		}
 	}
 	for _, v4 := range []bool{true, false} {
-		s.family(&spec, &status, &common, clusterIPs, v4)
+		s.family(&of, &common, clusterIPs, v4)
 	}
 	if spec.Type == "LoadBalancer" && common.ExternalLocal && spec.HealthCheckNodePort != 0 {
 		s.healthCheck, _ = w.port("spec.healthCheckNodePort", spec.HealthCheckNodePort, maxPort)
@@ -130,7 +98,7 @@ func readService(o *objects.Object) *service {
 	return s
 }
 
-func (s *service) affinity(spec *spec, to *services.Service) {
+func (s *service) affinity(spec *objects.ServiceSpec, to *services.Service) {
 	switch spec.SessionAffinity {
 	case "", "None":
 	case "ClientIP":
@@ -148,8 +116,8 @@ func (s *service) affinity(spec *spec, to *services.Service) {
 }
 
 // family adds the ports of one family, if the Service has a cluster address of it.
-func (s *service) family(spec *spec, status *status, common *services.Service, clusterIPs []string, v4 bool) {
-	w := &s.wrong
+func (s *service) family(read *objects.Service, common *services.Service, clusterIPs []string, v4 bool) {
+	w, spec := &s.wrong, &read.Spec
 	of := *common
 	clusterField := ""
 	for i, text := range clusterIPs {
@@ -162,7 +130,7 @@ func (s *service) family(spec *spec, status *status, common *services.Service, c
 		return
 	}
 	var external, balanced []string
-	for i, ingress := range status.LoadBalancer.Ingress {
+	for i, ingress := range read.Status.LoadBalancer.Ingress {
 		if ingress.IP == "" || ingress.IPMode == "Proxy" {
 			continue
 		}

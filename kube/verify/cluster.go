@@ -223,9 +223,9 @@ func (c api) ClusterIP(ctx context.Context, namespace, name string) (netip.Addr,
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	text, _, _ := unstructured.NestedString(u.Object, "spec", "clusterIP")
-	a, _ := netip.ParseAddr(text)
-	return a, nil
+	read, fault := objects.ReadService(objects.Of("Service", u))
+	a, _ := netip.ParseAddr(read.Spec.ClusterIP)
+	return a, errorOf(fault)
 }
 
 func (c api) End(ctx context.Context, namespace string) error {

@@ -1,8 +1,12 @@
 package verify
 
 import (
+	"errors"
 	"fmt"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"culvert/kube/objects"
 	"culvert/kube/verify/probe"
 )
 
@@ -69,14 +73,12 @@ func serviceObjects(name, kind, address string, labels map[string]any) []map[str
 
 // nodePort reads the port of a Service of type NodePort.
 func nodePort(o map[string]any) (int, error) {
-	var x struct {
-		Spec struct{ Ports []struct{ NodePort int } }
-	}
-	if err := convert(o, &x); err != nil {
-		return 0, err
+	x, fault := objects.ReadService(objects.Of("Service", &unstructured.Unstructured{Object: o}))
+	if fault != "" {
+		return 0, errors.New(fault)
 	}
 	if len(x.Spec.Ports) == 0 || x.Spec.Ports[0].NodePort == 0 {
 		return 0, fmt.Errorf("the Service of type NodePort has no node port")
 	}
-	return x.Spec.Ports[0].NodePort, nil
+	return int(x.Spec.Ports[0].NodePort), nil
 }

@@ -107,27 +107,16 @@ func readTunnel(u *unstructured.Unstructured) (Tunnel, error) {
 }
 
 func readDeployment(u *unstructured.Unstructured) (d Deployment, err error) {
-	var x struct {
-		Spec struct {
-			Replicas *int64
-			Template struct {
-				Spec struct {
-					Containers []struct {
-						Image, ImagePullPolicy string
-						Args                   []string
-					}
-				}
-			}
-		}
-	}
-	if err := convert(u.Object, &x); err != nil {
+	var spec struct{ Replicas *int64 }
+	o := objects.Of("Deployment", u)
+	if err := errorOf(objects.ReadPart("spec", o.Spec, &spec)); err != nil {
 		return d, err
 	}
 	d.Name, d.Replicas = u.GetName(), 1
-	if x.Spec.Replicas != nil {
-		d.Replicas = *x.Spec.Replicas
+	if spec.Replicas != nil {
+		d.Replicas = *spec.Replicas
 	}
-	if all := x.Spec.Template.Spec.Containers; len(all) > 0 {
+	if all := objects.ReadContainers(o); len(all) > 0 {
 		d.Image, d.PullPolicy = all[0].Image, all[0].ImagePullPolicy
 		d.Elects = slices.Contains(all[0].Args, "--leader-election")
 	}
@@ -135,67 +124,38 @@ func readDeployment(u *unstructured.Unstructured) (d Deployment, err error) {
 }
 
 func readPod(u *unstructured.Unstructured) (p Pod, err error) {
-	type reason struct {
-		Reason, Message string
-		ExitCode        int
+	o := objects.Of("Pod", u)
+	x, fault := objects.ReadPod(o)
+	if fault != "" {
+		return p, errors.New(fault)
 	}
-	var x struct {
-		Spec struct {
-			NodeName   string
-			Containers []struct{ Image string }
-		}
-		Status struct {
-			Phase, Reason, Message string
-			PodIP                  string
-			PodIPs                 []struct{ IP string }
-			Conditions             []struct{ Type, Status, Reason, Message string }
-			ContainerStatuses      []struct {
-				State struct{ Waiting, Terminated *reason }
-			}
-		}
-	}
-	if err := convert(u.Object, &x); err != nil {
-		return p, err
-	}
-	p = Pod{Name: u.GetName(), Node: x.Spec.NodeName, Labels: u.GetLabels(), Phase: x.Status.Phase,
-		Ending: u.GetDeletionTimestamp() != nil}
-	if len(x.Spec.Containers) > 0 {
-		p.Image = x.Spec.Containers[0].Image
+	p = Pod{Name: u.GetName(), Node: x.Spec.NodeName, Labels: u.GetLabels(), Phase: x.Status.Phase, Ending: o.Deleting,
+		Ready: x.Status.Conditions.True("Ready") && !o.Deleting}
+	if all := objects.ReadContainers(o); len(all) > 0 {
+		p.Image = all[0].Image
 	}
 	for _, c := range x.Status.Conditions {
-		switch {
-		case c.Type == "Ready":
-			p.Ready = c.Status == "True" && u.GetDeletionTimestamp() == nil
-		case c.Type == "PodScheduled" && c.Status == "False":
-			p.Trouble = sentence(c.Reason, c.Message)
+		if c.Type == "PodScheduled" && c.Status == "False" {
+			p.Trouble = objects.Sentence(c.Reason, c.Message)
 		}
 	}
-	for _, ip := range append(x.Status.PodIPs, struct{ IP string }{x.Status.PodIP}) {
-		if a, err := netip.ParseAddr(ip.IP); err == nil && a.Is4() && !p.Address.IsValid() {
-			p.Address = a
-		}
+	if all := x.IPv4(); len(all) > 0 {
+		p.Address = all[0]
 	}
 	if x.Status.Reason != "" {
-		p.Trouble = sentence(x.Status.Reason, x.Status.Message)
+		p.Trouble = objects.Sentence(x.Status.Reason, x.Status.Message)
 	}
-	for _, c := range x.Status.ContainerStatuses {
+	for _, c := range x.Status.Containers {
 		if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" && w.Reason != "PodInitializing" {
-			p.Trouble = sentence(w.Reason, w.Message)
+			p.Trouble = objects.Sentence(w.Reason, w.Message)
 		}
 		if e := c.State.Terminated; e != nil {
 			if p.Message = e.Message; e.ExitCode != 0 {
-				p.Trouble = sentence(fmt.Sprintf("%s, exit status %d", e.Reason, e.ExitCode), e.Message)
+				p.Trouble = objects.Sentence(fmt.Sprintf("%s, exit status %d", e.Reason, e.ExitCode), e.Message)
 			}
 		}
 	}
 	return p, nil
-}
-
-func sentence(reason, message string) string {
-	if reason == "" || message == "" {
-		return reason + message
-	}
-	return reason + ": " + message
 }
 
 func readWarning(u *unstructured.Unstructured) (w Warning, err error) {
