@@ -184,6 +184,11 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 	damaged[len(damaged)/2] ^= 1
 	newer := slices.Clone(connections)
 	newer[4]++
+	recorded := map[string][]byte{} // by an earlier version
+	for _, file := range []string{"connections", "identity"} {
+		recorded[file], err = os.ReadFile(filepath.Join("testdata/recorded/milan", file))
+		need.NoError(t, err)
+	}
 	for name, test := range map[string]struct {
 		files    map[string][]byte
 		restored uint64
@@ -193,6 +198,7 @@ func TestWhatIsKeptMayBeAnything(t *testing.T) {
 		"nothing": {map[string][]byte{"connections": nil, "identity": nil}, 0, "", ""},
 		"whole": {nil, 2, `"state: connections of the previous gateway are restored"`,
 			`reason="damaged-block"} 0`},
+		"recorded": {recorded, 2, `"state: connections of the previous gateway are restored"`, ""},
 		"damaged identity": {map[string][]byte{"identity": []byte("junk")}, 2,
 			"the identity there cannot be used", ""},
 		"newer identity": {map[string][]byte{

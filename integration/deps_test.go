@@ -44,7 +44,7 @@ var importRules = []importRule{
 		"a configuration is written, read and judged where no gateway runs: values, no sockets, no WireGuard"},
 	{"gateway/echo", nil, "bytes in, bytes out: who asks, and what an answer means, is not its business"},
 	{"gateway/seats", []string{"culvert/geneve/share"}, "connections and where they come from, whatever is said there"},
-	{"gateway/state", []string{"culvert/ipam/durable"}, "a folder and its files"},
+	{"gateway/state", []string{"culvert/ipam/durable", "github.com/sirupsen/logrus"}, "a folder and its files"},
 	{"gateway/handover", []string{"culvert/geneve/udp", "golang.org/x/sys/unix"},
 		"two processes and their sockets: what these carry is not its business"},
 	{"gateway/replica", []string{"culvert/nat", "culvert/gateway/control", "culvert/gateway/seats",

@@ -10,9 +10,15 @@ import (
 // TestAdoptWhileWriting: a standby takes what the active gateway tells it while it writes its table
 // to a slow disk. Otherwise it could not take over meanwhile, and would lose its stream.
 func TestAdoptWhileWriting(t *testing.T) {
-	k := new(keeper)
-	k.writing.Lock()
-	defer k.writing.Unlock()
+	k := &keeper{Keeper: &state.Keeper{Dir: new(state.Dir)}}
+	writing, written := make(chan struct{}), make(chan struct{})
+	defer close(written)
+	go k.Write(func(*state.Dir) error {
+		close(writing)
+		<-written
+		return nil
+	})
+	<-writing
 	adopted := make(chan struct{})
 	go func() {
 		defer close(adopted)

@@ -31,7 +31,7 @@ type handing struct {
 // run hands over. It returns nil if the other process carries the packets, and an error if this one
 // does.
 func (h *handing) run() (err error) {
-	h.life.keeper.leave()
+	h.life.keeper.Leave()
 	defer func() {
 		if err != nil {
 			h.goOn()
@@ -187,7 +187,7 @@ func (h *handing) drain() {
 func (h *handing) goOn() {
 	h.life.path.Divert(nil)
 	h.life.keepFiles(false)
-	h.life.keeper.stay()
+	h.life.keeper.Stay()
 	for _, l := range h.life.lent {
 		l.conn.Own()
 	}

@@ -8,10 +8,8 @@ import (
 	"io"
 	"io/fs"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -27,17 +25,13 @@ import (
 // keeper saves, for the next gateway, what is not in the configuration: the key of the port choice,
 // the peer's address, and connections.
 type keeper struct {
-	log     *logrus.Entry
+	*state.Keeper
 	current *config.Current
 	engine  *nat.Engine // nil until restore
 	wg      *wg.Device  // nil until Begin
 	gone    <-chan struct{}
 	asOf    func() time.Time // Options.AsOf
-	dir     *state.Dir       // nil = nothing is kept
 	written state.Identity   // what the folder holds
-	broken  bool             // the last write failed
-	writing sync.Mutex       // held while something is written
-	left    atomic.Bool      // another process may own the folder
 
 	identityMu sync.Mutex // guards identity, which look, found and adopt change
 	identity   state.Identity
@@ -49,61 +43,39 @@ type keeper struct {
 	restoredAsOf time.Time // +checklocks:mu
 	// when connections were last written
 	saved time.Time // +checklocks:mu
-	// writes that failed
-	failures uint64 // +checklocks:mu
 }
 
 const (
 	keepInterval = 30 * time.Second // between two writes of connections
 	lookInterval = time.Second      // between two looks at the peer's address
-
-	// The file may belong to a gateway with a larger table, or be damaged, so no more is read than
-	// fits into the table.
-	maxRecord     = 160     // bytes, of TCP over IPv6 with large counters
-	maxRecordRest = 8 << 20 // for clients of services, and for what blocks leave unused
 )
 
 // openKeeper locks the folder of c's peering and reads what the previous gateway left there. It
 // fails only if another gateway uses the folder. Files that cannot be used are logged and ignored.
 func openKeeper(life *Life, c *config.Config) (*keeper, error) {
-	k := &keeper{log: life.Log, current: life.Current, gone: life.gone, asOf: life.AsOf}
+	k := &keeper{current: life.Current, gone: life.gone, asOf: life.AsOf}
 	k.identity = state.Identity{Cluster: c.Cluster, PortKey: newPortKey()}
 	if life.taken != nil {
 		k.identity = life.taken.identity
 	}
-	if c.State == "" {
+	if dir := life.taken.folder(c); dir != nil {
+		k.Keeper = &state.Keeper{Dir: dir, Log: life.Log}
+		k.written, _ = dir.Identity(c.Cluster) // usually unchanged, and a write would delay the first packets
 		return k, nil
 	}
 	var err error
-	if k.dir = life.taken.folder(c); k.dir != nil {
-		k.written, _ = k.dir.Identity(c.Cluster) // usually unchanged, and a write would delay the first packets
-		return k, nil
-	}
-	k.dir, err = state.Open(c.State, c.Peer)
-	if errors.Is(err, state.ErrInUse) {
+	if k.Keeper, err = state.OpenKeeper(c.State, c.Peer, life.Log); err != nil {
 		return nil, err
 	}
-	if err != nil {
-		k.dir = nil
-		life.Log.WithError(err).Warn("state: nothing can be kept: a restart will cost translated connections")
+	if k.Dir == nil || life.taken != nil { // the files are older than what was handed over
 		return k, nil
 	}
-	if life.taken != nil { // the files are older than what was handed over
-		return k, nil
+	before, err := k.Identity(c.Cluster)
+	if err == nil {
+		k.identity, k.written = before, before
 	}
-	switch before, err := k.dir.Identity(c.Cluster); {
-	case err == nil:
-		k.identity, k.written, k.pending = before, before, true
-	case errors.Is(err, fs.ErrNotExist):
-		k.pending = true
-	default:
-		life.Log.WithError(err).WithField("folder",
-			k.dir.Path()).Warn("state: the identity there cannot be used: a new one takes its place")
-		k.pending = !errors.Is(err, state.ErrForeign) // nor are its connections ours
-	}
-	if k.identity != k.written {
-		k.keepIdentity() // before a port is chosen by its key
-	}
+	k.pending = !errors.Is(err, state.ErrForeign) // then its connections are not ours either
+	k.keepIdentity()                              // before a port is chosen by its key
 	return k, nil
 }
 
@@ -118,19 +90,14 @@ func (k *keeper) restore(e *nat.Engine, links config.Links) {
 		return
 	}
 	k.pending = false
-	f, asOf, err := k.dir.Connections()
+	r := k.engine.Restore(links.Find, path.Now())
+	asOf, err := k.Restore(r, k.engine.Stats().MaxConnections)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	if err == nil {
-		defer f.Close()
-		r := k.engine.Restore(links.Find, path.Now())
-		most := int64(k.engine.Stats().MaxConnections)*maxRecord + maxRecordRest
-		_, err = io.Copy(r, io.LimitReader(f, most))
-		k.restored = restored{r.End()}
-		if k.restored.Whole && !asOf.After(time.Now()) { // a time to come means that the clock has been set back
-			k.restoredAsOf = asOf
-		}
+	k.restored = restored{r.End()}
+	if k.restored.Whole && !asOf.After(time.Now()) { // a time to come means that the clock has been set back
+		k.restoredAsOf = asOf
 	}
 	k.tell(err)
 }
@@ -140,7 +107,7 @@ func (k *keeper) restore(e *nat.Engine, links config.Links) {
 // +checklocks:k.mu
 func (k *keeper) tell(err error) {
 	r := &k.restored
-	entry := k.log.WithFields(logrus.Fields{"connections": r.Connections, "clients": r.Clients})
+	entry := k.Log.WithFields(logrus.Fields{"connections": r.Connections, "clients": r.Clients})
 	var missing []string
 	for _, m := range r.missing() {
 		if m.n > 0 {
@@ -194,7 +161,7 @@ type missing struct {
 
 // run keeps the files up to date until ctx ends.
 func (k *keeper) run(ctx context.Context) {
-	if k.dir == nil {
+	if k.Dir == nil {
 		return
 	}
 	tick := time.NewTicker(lookInterval)
@@ -204,17 +171,12 @@ func (k *keeper) run(ctx context.Context) {
 		k.look()
 		now := time.Now()
 		round := !now.Before(due)
-		k.writing.Lock()
-		if k.left.Load() {
-			round = false
-		} else if k.known() != k.written && (round || !k.broken) {
+		if round || !k.Broken() {
 			k.keepIdentity()
 		}
-		if round {
+		if round && !errors.Is(k.keepConnections(func() { time.Sleep(sweep.Pause) }), state.ErrLeft) {
 			due = now.Add(keepInterval)
-			k.keepConnections(func() { time.Sleep(sweep.Pause) })
 		}
-		k.writing.Unlock()
 		select {
 		case <-ctx.Done():
 			k.look()
@@ -246,32 +208,15 @@ func (k *keeper) found(w *config.WireGuard, at netip.AddrPort) {
 
 // end writes everything once more and unlocks the folder. No packet passes any more.
 func (k *keeper) end() {
-	if k.dir == nil {
-		return
-	}
-	defer k.dir.Close()
+	defer k.Close()
 	select {
 	case <-k.gone:
 		return
 	default:
 	}
-	if k.known() != k.written {
-		k.keepIdentity()
-	}
+	k.Stay() // a hand-over that has not ended by now fails
+	k.keepIdentity()
 	k.keepConnections(func() {})
-}
-
-// leave stops writing until stay is called, because another process may own the folder.
-func (k *keeper) leave() {
-	k.writing.Lock() // waits for the write in progress
-	defer k.writing.Unlock()
-	k.left.Store(true)
-}
-
-func (k *keeper) stay() {
-	if k.left.Swap(false) && k.dir != nil {
-		k.dir.Sign()
-	}
 }
 
 // took records what was handed over.
@@ -282,64 +227,35 @@ func (k *keeper) took(r nat.Restored) {
 	k.tell(nil)
 }
 
-// lockFile is the lock that another process needs to own the folder; nil = none.
-func (k *keeper) lockFile() *os.File {
-	if k.dir == nil {
-		return nil
-	}
-	return k.dir.LockFile()
-}
-
-// close unlocks the folder and changes nothing in it. A nil keeper has no folder.
-func (k *keeper) close() {
-	if k != nil && k.dir != nil {
-		k.dir.Close()
-	}
-}
-
+// keepIdentity writes the identity if it has changed.
 func (k *keeper) keepIdentity() {
-	identity := k.known()
-	err := k.dir.KeepIdentity(&identity)
-	if err == nil {
+	if identity := k.known(); identity != k.written && k.Write(func(d *state.Dir) error {
+		return d.KeepIdentity(&identity)
+	}) == nil {
 		k.written = identity
 	}
-	k.note(err)
 }
 
 // keepConnections writes all connections. It calls pause between them, so that packets can pass.
-func (k *keeper) keepConnections(pause func()) {
+func (k *keeper) keepConnections(pause func()) error {
 	k.mu.Lock()
 	pending := k.pending
 	k.mu.Unlock()
 	if pending {
-		return // the file has more than the table
+		return nil // the file has more than the table
 	}
 	_, links := k.current.Get()
-	err := k.dir.KeepConnections(k.asOf(), func(w io.Writer) error {
-		return k.engine.Records(0, path.Now(), links.Name).Write(w, pause)
+	err := k.Write(func(d *state.Dir) error {
+		return d.KeepConnections(k.asOf(), func(w io.Writer) error {
+			return k.engine.Records(0, path.Now(), links.Name).Write(w, pause)
+		})
 	})
 	if err == nil {
 		k.mu.Lock()
 		k.saved = time.Now()
 		k.mu.Unlock()
 	}
-	k.note(err)
-}
-
-// note counts a failed write, and logs it if the previous write succeeded.
-func (k *keeper) note(err error) {
-	if err != nil {
-		k.mu.Lock()
-		k.failures++
-		k.mu.Unlock()
-		if !k.broken {
-			k.log.WithError(err).Warn(
-				"state: cannot be written: a restart would cost connections; make room, and the folder writable")
-		}
-	} else if k.broken {
-		k.log.Info("state: is written again")
-	}
-	k.broken = err != nil
+	return err
 }
 
 // peer is the peer of w, and its last known address.

@@ -63,15 +63,15 @@ func BenchmarkKeep(b *testing.B) {
 		// what is measured
 		timed("kept-beside-packets", func() { k.keepConnections(func() { time.Sleep(sweep.Pause) }) })
 		timed("kept", func() { k.keepConnections(func() {}) })
-		info, err := os.Stat(filepath.Join(k.dir.Path(), "connections"))
+		info, err := os.Stat(filepath.Join(k.Dir.Path(), "connections"))
 		need.NoError(b, err)
 		b.ReportMetric(float64(info.Size())/n, "B/connection")
-		k.close()
+		k.Close()
 		k, engine = open()
 		timed("restored", func() { k.restore(engine, links) })
 		if r := k.restored; r.Connections != n || !r.Whole {
 			b.Fatalf("%+v", r)
 		}
 	}
-	k.close()
+	k.Close()
 }

@@ -116,8 +116,8 @@ func (life *Life) openFiles() (all []handover.Opened) {
 	for name, l := range life.listeners() {
 		all = append(all, handover.Open(name, l.at, l.Listener.(syscall.Conn)))
 	}
-	if lock := life.keeper.lockFile(); lock != nil {
-		all = append(all, handover.Open("lock", "", lock))
+	if dir := life.keeper.Dir; dir != nil {
+		all = append(all, handover.Open("lock", "", dir.LockFile()))
 	}
 	return all
 }

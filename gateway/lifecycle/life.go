@@ -93,8 +93,6 @@ func (life *Life) Overlap() { life.taken.finish(life) }
 
 // Save writes all connections to the folder now.
 func (life *Life) Save() {
-	life.keeper.writing.Lock()
-	defer life.keeper.writing.Unlock()
 	life.keeper.keepConnections(func() {})
 }
 
@@ -102,7 +100,11 @@ func (life *Life) Save() {
 func (life *Life) End() { life.keeper.end() }
 
 // Close unlocks the folder and changes nothing in it.
-func (life *Life) Close() { life.keeper.close() }
+func (life *Life) Close() {
+	if life.keeper != nil {
+		life.keeper.Close()
+	}
+}
 
 // Gone is closed when another process carries the packets.
 func (life *Life) Gone() <-chan struct{} { return life.gone }
@@ -143,5 +145,5 @@ func (life *Life) WriteMetrics(p *prometheus.Page) {
 		p.Add(float64(m.n), m.why)
 	}
 	p.One(prometheus.Counter, "state_save_failures_total", "Writes to the state folder that failed.",
-		float64(k.failures))
+		float64(k.Failures()))
 }

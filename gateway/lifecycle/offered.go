@@ -102,7 +102,7 @@ func (life *Life) ListenUAPI(name string) (net.Listener, error) {
 
 // folder returns the old process's state folder, if c has the same one.
 func (t *Taking) folder(c *config.Config) *state.Dir {
-	if t == nil || t.files["lock"] == nil {
+	if t == nil || t.files["lock"] == nil || c.State == "" {
 		return nil
 	}
 	d := state.Adopt(c.State, c.Peer, t.files["lock"])

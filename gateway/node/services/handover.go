@@ -96,24 +96,22 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 	if s.closing.Load() || !silence() {
 		return errors.New("this process is stopping")
 	}
-	s.keeper.writing.Lock()
-	defer s.keeper.writing.Unlock()
+	s.keeper.Leave()
 	began, err := handover.CatchUp(s.now, began, func(since nat.Time) error {
 		return s.send(line, since, sweep.Pause, handover.TalkTime)
 	})
-	if err != nil {
-		return err
-	}
-	goOn, err := s.park(handover.ParkTime)
 	if err == nil {
-		err = s.cut(line, began)
+		var goOn func(bool)
+		if goOn, err = s.park(handover.ParkTime); err == nil {
+			err = s.cut(line, began)
+		}
+		goOn(err != nil)
 	}
-	goOn(err != nil)
 	if err != nil {
-		s.keeper.dir.Sign() // the new process has
+		s.keeper.Stay()
 		return err
 	}
-	s.handed, s.keeper.given = true, true
+	s.handed = true
 	line.Want(handover.KindDone, doneTime) // without it, nobody announces addresses for a moment
 	return nil
 }
@@ -146,7 +144,7 @@ func (s *Server) offer(line *handover.Line) error {
 	identity := state.Identity{Cluster: node, PortKey: s.keeper.key}
 	offer := handover.Offer{Identity: identity.Encode()}
 	open := []handover.Opened{
-		handover.Open(offerLock, "", s.keeper.dir.LockFile()),
+		handover.Open(offerLock, "", s.keeper.Dir.LockFile()),
 		handover.Open(offerDevice, "", s.device),
 		handover.Open(offerListener, "", s.takeover.(*net.UnixListener)),
 	}

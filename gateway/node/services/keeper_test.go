@@ -1,8 +1,11 @@
 package services
 
 import (
+	"bytes"
+	"encoding/base64"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -28,7 +31,7 @@ func keeping(t *testing.T, folder string) (*Server, *test.Hook) {
 	if s.keeper, err = openKeeper(c, log); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.keeper.close)
+	t.Cleanup(s.keeper.Close)
 	if s.engine, err = nat.New(s.keeper.key, &c.plan(c.Addresses, orphans{}).nat); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +70,7 @@ func TestKeeper(t *testing.T) {
 	if _, err := openKeeper(s.config, logrus.New()); err == nil || !strings.Contains(err.Error(), "services.state") {
 		t.Errorf("a second process is told %v", err)
 	}
-	s.keeper.close() // like a kill
+	s.keeper.Close() // like a kill
 	if n := len(hook.AllEntries()); n != 0 {
 		t.Errorf("%d messages: %v", n, hook.LastEntry())
 	}
@@ -84,6 +87,34 @@ func TestKeeper(t *testing.T) {
 	}
 	if after := connect(t, s, 4001, nattest.ACK); after != unwritten {
 		t.Errorf("without a record the endpoint sees port %d, it saw %d", after, unwritten)
+	}
+}
+
+// A run continues with what an earlier version has written: its key, its connections and Services.
+func TestKeeperReadsRecorded(t *testing.T) {
+	folder := t.TempDir()
+	need.NoError(t, os.Mkdir(filepath.Join(folder, DefaultInterface), 0o700))
+	for _, file := range []string{"connections", "identity", "services"} {
+		text, err := os.ReadFile(filepath.Join("testdata/recorded", DefaultInterface, file))
+		need.NoError(t, err)
+		need.NoError(t, os.WriteFile(filepath.Join(folder, DefaultInterface, file), text, 0o600))
+	}
+	s, hook := keeping(t, folder)
+	if e := hook.LastEntry(); e == nil || e.Level != logrus.InfoLevel || s.engine.Stats().Restored != 1 {
+		t.Errorf("it says %v, and has restored %d connections", e, s.engine.Stats().Restored)
+	}
+	if port := connect(t, s, 4000, nattest.ACK); port != 62561 {
+		t.Errorf("the endpoint sees port %d", port)
+	}
+	want, err := base64.StdEncoding.DecodeString("v0FCJPEX88voCLw2Jt//0w==")
+	if need.NoError(t, err); !bytes.Equal(s.keeper.key[:], want) {
+		t.Errorf("the key is %x", s.keeper.key)
+	}
+	f, err := s.keeper.Dir.Services()
+	need.NoError(t, err)
+	defer f.Close()
+	if c, err := load(f); err != nil || !reflect.DeepEqual(c, savedConfig(t, "/var/lib/culvert")) {
+		t.Errorf("its Services are %+v, %v", c, err)
 	}
 }
 

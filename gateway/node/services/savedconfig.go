@@ -100,16 +100,14 @@ func (k *keeper) writeServices(s *Server, pause func()) {
 	s.mu.Lock()
 	c := s.config
 	s.mu.Unlock()
-	k.writing.Lock()
-	defer k.writing.Unlock()
-	if c.Which == "" || c == k.services || k.given {
+	if c.Which == "" || c == k.services {
 		return
 	}
-	err := k.dir.KeepServices(func(w io.Writer) error { return c.save(w, pause) })
-	if err == nil {
+	if k.Write(func(d *state.Dir) error {
+		return d.KeepServices(func(w io.Writer) error { return c.save(w, pause) })
+	}) == nil {
 		k.services = c
 	}
-	k.logFault(err)
 }
 
 // Saved returns what the previous run served, if base has not changed and no process serves here;

@@ -32,7 +32,7 @@ func TestSaved(t *testing.T) {
 		t.Error("beside a process that runs")
 	}
 	s.keeper.writeServices(s, func() {})
-	s.keeper.close()
+	s.keeper.Close()
 	log, hook := test.NewNullLogger()
 	base := c.base(true)
 	got := Saved(&base, log)

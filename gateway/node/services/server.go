@@ -102,7 +102,7 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	}
 	s := &Server{config: c, own: own, began: time.Now(), log: log.WithField("interface", c.Interface)}
 	if t != nil {
-		s.keeper = &keeper{log: s.log, dir: t.dir, key: t.identity.PortKey}
+		s.keeper = &keeper{Keeper: &state.Keeper{Dir: t.dir, Log: s.log}, key: t.identity.PortKey}
 	} else if s.keeper, err = openKeeper(c, s.log); err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 			<-s.ended
 			s.keeper.end(s)
 		} else if t == nil {
-			s.keeper.close()
+			s.keeper.Close()
 		}
 		return nil, err
 	}
@@ -198,7 +198,7 @@ func (s *Server) open(p *plan, t *taking) error {
 	if conflict != nil && (t == nil || !errors.As(conflict, new(*ConflictError))) {
 		return conflict
 	}
-	stays := s.keeper.dir != nil
+	stays := s.keeper.Dir != nil
 	if err := keepDevice(s.device, c.Interface, stays); err != nil {
 		return err
 	}

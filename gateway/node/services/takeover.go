@@ -141,11 +141,11 @@ func (t *taking) records(s *Server, last handover.Kind) error {
 // openTakeover lets another process take over later. A process that has taken over continues with
 // its predecessor's listener.
 func (s *Server) openTakeover(t *taking) {
-	if s.takeover = t.listener(offerListener, ""); s.takeover != nil || s.keeper.dir == nil {
+	if s.takeover = t.listener(offerListener, ""); s.takeover != nil || s.keeper.Dir == nil {
 		return
 	}
 	var err error
-	if s.takeover, err = listenTakeover(s.keeper.dir); err != nil {
+	if s.takeover, err = listenTakeover(s.keeper.Dir); err != nil {
 		s.takeover = nil
 		s.log.WithError(err).Warn("no other process can take over without a gap")
 	}
