@@ -169,6 +169,7 @@ var importRules = []importRule{
 		"culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",
 		"github.com/sirupsen/logrus", "golang.org/x/sys/unix"},
 		"what a node serves is a value: no routes, no packets, no gateway"},
+	{"integration/lab/check", []string{"culvert/gateway/node", "culvert/integration/lab"}, "which labs, in which order: no hosts, no packets"},
 	{"integration/lab/plan", nil, "addresses: no sockets, no namespaces"},
 	{"integration/lab/netns", []string{"culvert/gateway/node", "culvert/integration/fresh", "culvert/integration/lab/step",
 		"github.com/vishvananda/netlink", "golang.org/x/sys/unix"}, "hosts and their links, whatever runs there"},

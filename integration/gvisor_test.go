@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/check"
 	"culvert/integration/need"
 )
 
@@ -106,7 +107,7 @@ func TestGVisor(t *testing.T) {
 	u.need("root", "vxlan")
 	flags, groups := needGVisor(t)
 	failed := make(map[string]bool)
-	count, err := u.results(func(t *testing.T, r *lab.Result) {
+	count, err := u.results(func(t *testing.T, r *check.Result) {
 		gap, known := gvisorGaps[r.Check]
 		switch {
 		case r.OK && known:

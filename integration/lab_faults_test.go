@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/check"
 )
 
 // TestLabFaults makes each fault in a lab, checks its symptom, and mends it.
@@ -28,7 +29,7 @@ func TestLabFaults(t *testing.T) {
 			if u.need(mode); kind != "ipv4" {
 				u.need("ipv6")
 			}
-			count, err := u.results(func(t *testing.T, r *lab.Result) {
+			count, err := u.results(func(t *testing.T, r *check.Result) {
 				if !r.OK {
 					t.Errorf("%s: %s", r.Lab, r.Error)
 				}
@@ -57,7 +58,7 @@ func TestLabFaultsNamed(t *testing.T) {
 	}
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")
-	count, err := u.results(func(t *testing.T, r *lab.Result) {
+	count, err := u.results(func(t *testing.T, r *check.Result) {
 		if !r.OK {
 			t.Errorf("%s: %s", r.Lab, r.Error)
 		}

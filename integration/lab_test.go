@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"culvert/integration/lab"
+	"culvert/integration/lab/check"
 	"culvert/integration/need"
 )
 
@@ -174,7 +174,7 @@ func (u *labUser) need(names ...string) {
 
 // check runs culvert-lab check; each of its checks must pass.
 func (u *labUser) check(atLeast int, args ...string) {
-	count, err := u.results(func(t *testing.T, r *lab.Result) {
+	count, err := u.results(func(t *testing.T, r *check.Result) {
 		if !r.OK {
 			t.Errorf("%s: %s", r.Lab, r.Error)
 		} else {
@@ -192,11 +192,11 @@ func (u *labUser) check(atLeast int, args ...string) {
 
 // results runs culvert-lab check and judges each of its checks in a subtest. The error is that of
 // the command.
-func (u *labUser) results(judge func(*testing.T, *lab.Result), args ...string) (count int, err error) {
+func (u *labUser) results(judge func(*testing.T, *check.Result), args ...string) (count int, err error) {
 	t := u.t
 	cmd, out, stderr := u.start(append([]string{"check", "-o", "json"}, args...)...)
 	for decoder := json.NewDecoder(out); ; count++ {
-		var r lab.Result
+		var r check.Result
 		if err := decoder.Decode(&r); err == io.EOF {
 			break
 		} else if err != nil {

@@ -14,6 +14,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/node"
 	"culvert/integration/lab"
+	"culvert/integration/lab/check"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
@@ -90,13 +91,13 @@ func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, off
 func newCheckCommand() *cobra.Command {
 	var flags labFlags
 	cmd := &cobra.Command{
-		Use:   "check [" + strings.Join(lab.LabNames(), "|") + "]…",
+		Use:   "check [" + strings.Join(check.LabNames(), "|") + "]…",
 		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
 		Long: "Build labs, check them, take them down; exit status 0 only if all passed. Without a name, all labs are checked:\n" +
 			"ipv4 (IPv4 inside the tunnels), dual (both families inside), restart (gateways are restarted), attacks (gateways and nodes\n" +
 			"are flooded), v6-inside (only IPv6 inside), and v6-outside (both families inside, tunnels over IPv6).",
 		Args:      cobra.OnlyValidArgs,
-		ValidArgs: lab.LabNames(),
+		ValidArgs: check.LabNames(),
 	}
 	flags.add(cmd, "all", "both")
 	var culvert program
@@ -136,7 +137,7 @@ func newCheckCommand() *cobra.Command {
 		if len(names) == 0 && instead {
 			names = []string{"ipv4"}
 		} else if len(names) == 0 {
-			names = lab.LabNames()
+			names = check.LabNames()
 			if brief {
 				names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "v6-") })
 			}
@@ -151,14 +152,14 @@ func newCheckCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		style := lab.Table
+		style := check.Table
 		switch {
 		case asJSON:
-			style = lab.JSON
+			style = check.JSON
 		case brief && verbose:
-			style = lab.Verbose
+			style = check.Verbose
 		case brief:
-			style = lab.Brief
+			style = check.Brief
 		}
 		if brief && !cmd.Flags().Changed("offloads") {
 			flags.offloads = "on"
@@ -168,14 +169,14 @@ func newCheckCommand() *cobra.Command {
 			return err
 		}
 		return inHolder(cmd, func(dir string) error {
-			o := lab.CheckOptions{Culvert: file, Labs: names, Sandbox: sandbox, Faults: faults, Short: brief,
+			o := check.Options{Culvert: file, Labs: names, Sandbox: sandbox, Faults: faults, Short: brief,
 				Named: named, Style: style, Missing: make(map[node.Mode]error)}
 			var err error
 			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
 			if err != nil {
 				return err
 			}
-			if err := lab.RunChecks(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
+			if err := check.Run(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
 				return cli.Failed(err)
 			}
 			return nil

@@ -26,17 +26,8 @@ func Attacks(mode node.Mode, offloads bool) Options {
 	return o
 }
 
-// onceMode selects one of the modes for checks that concern only the gateways, which are the same
-// in all modes.
-func onceMode(modes []node.Mode) node.Mode {
-	if slices.Contains(modes, node.VXLAN) {
-		return node.VXLAN
-	}
-	return modes[0]
-}
-
-// attackChecks are the attacks in which one party harms another.
-func attackChecks(l *Lab) []Check {
+// AttackChecks are the attacks in which one party harms another.
+func AttackChecks(l *Lab) []Check {
 	return slices.Concat(l.tableAttacks(), l.forgeries(), l.listenerAttacks())
 }
 
@@ -49,7 +40,7 @@ func (l *Lab) against(name, path string, change func(i int, config Object), atta
 		}
 		figure, err = attack(ctx)
 		if err = errors.Join(err, l.removeEnded()); err != nil {
-			err = fmt.Errorf("%w\ndropped meanwhile:\n%s", err, l.dropped(ctx))
+			err = fmt.Errorf("%w\ndropped meanwhile:\n%s", err, l.Dropped(ctx))
 		}
 		return figure, err
 	}}
@@ -84,18 +75,18 @@ func (l *Lab) freshGateways(ctx context.Context, change func(i int, config Objec
 // any.
 func (l *Lab) removeEnded() error {
 	var errs []error
-	l.processes = slices.DeleteFunc(l.processes, func(p *Process) bool {
+	l.Processes = slices.DeleteFunc(l.Processes, func(p *Process) bool {
 		if p.Running() {
 			return false
 		}
-		errs = append(errs, fmt.Errorf("%s ended (%w): %s", p.Name(), exitError(p.err), tail(p.Log, 1)))
+		errs = append(errs, fmt.Errorf("%s ended (%w): %s", p.Name(), exitError(p.err), Tail(p.Log, 1)))
 		return true
 	})
 	return errors.Join(errs...)
 }
 
-// dropped lists what the gateways have dropped since they started, and why.
-func (l *Lab) dropped(ctx context.Context) string {
+// Dropped lists what the gateways have dropped since they started, and why.
+func (l *Lab) Dropped(ctx context.Context) string {
 	var all strings.Builder
 	for _, p := range l.Gateways() {
 		page, err := gatewayGet(ctx, p.Host, "/metrics")

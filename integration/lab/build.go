@@ -142,3 +142,23 @@ func (l *Lab) know(host string, a netip.Addr) {
 		l.six[host] = l.Host(host).At(a)
 	}
 }
+
+// Unbuilt is a lab of which there are only names and addresses.
+func Unbuilt(o Options) *Lab {
+	l := &Lab{Options: o, six: make(map[string]*netns.Host)}
+	for i := range plan.V4 {
+		c, c6 := &plan.V4[i], &plan.V6[i]
+		add := func(name string, four, six *netns.Host) {
+			four.Name, six.Name = c.Name+"/"+name, c.Name+"/"+name
+			l.hosts, l.six[four.Name] = append(l.hosts, four), six
+		}
+		add("router", &netns.Host{Address: c.Underlay.Addr()}, &netns.Host{Address: c6.Underlay.Addr()})
+		add("gateway", &netns.Host{Address: c.Gateway}, &netns.Host{Address: c6.Gateway})
+		add("client", &netns.Host{Address: c.Client}, &netns.Host{Address: c6.Client})
+		for j, n := range c.Nodes {
+			add(n.Name, &netns.Host{Address: n.Underlay}, &netns.Host{Address: c6.Nodes[j].Underlay})
+			add(n.PodName, &netns.Host{Address: n.Pod}, &netns.Host{Address: c6.Nodes[j].Pod})
+		}
+	}
+	return l
+}

@@ -206,7 +206,7 @@ func Exec(host string, args []string) (code int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
-	r := request{Do: doExec, Host: host, Args: args, Env: os.Environ(), Dir: dir, TTY: isTerminal(0)}
+	r := request{Do: doExec, Host: host, Args: args, Env: os.Environ(), Dir: dir, TTY: IsTerminal(0)}
 	var t *terminal
 	files := []int{0, 1, 2}
 	if r.TTY {

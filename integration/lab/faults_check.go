@@ -24,8 +24,8 @@ const (
 	faultPatience = 250 * time.Millisecond // how long something that a fault cuts must stay silent
 )
 
-// faultChecks make each fault, check its symptom, and mend it.
-func faultChecks(l *Lab) (checks []Check) {
+// FaultChecks make each fault, check its symptom, and mend it.
+func FaultChecks(l *Lab) (checks []Check) {
 	for i := range faults {
 		if f := &faults[i]; f.not != l.Options.Mode {
 			checks = append(checks, Check{"fault", f.Name, func(ctx context.Context) (string, error) {

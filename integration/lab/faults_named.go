@@ -54,8 +54,8 @@ func ValidNames(names []string) error {
 	return nil
 }
 
-// namedChecks make faults, wait until a gateway's status names them, and mend them.
-func namedChecks(names []string) func(*Lab) []Check {
+// NamedChecks make faults, wait until a gateway's status names them, and mend them.
+func NamedChecks(names []string) func(*Lab) []Check {
 	return func(l *Lab) (checks []Check) {
 		for i := range faults {
 			f := &faults[i]

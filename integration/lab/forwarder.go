@@ -106,7 +106,7 @@ func (f *forwarder) forward(ctx context.Context, client *net.TCPConn) error {
 			return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
 	defer cancel()
 	second, err := f.node.DialFrom(ctx, netns.Over("tcp", f.target.Addr()), local, f.target, prepare)
 	if err != nil {

@@ -129,7 +129,7 @@ func (l *Lab) forgetNeighbours(c *plan.Cluster) error {
 
 // Gateways returns the two gateway processes.
 func (l *Lab) Gateways() (both []*Process) {
-	for _, p := range l.processes {
+	for _, p := range l.Processes {
 		if plan.IsGateway(p.Host.Name) {
 			both = append(both, p)
 		}

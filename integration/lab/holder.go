@@ -128,7 +128,7 @@ func Detach(ctx context.Context, args []string, report func(format string, args 
 		return err
 	}
 	if string(said) != readyWord {
-		return fmt.Errorf("up: %s", cmp.Or(string(said), tail(log.Name(), 20), "the holder was killed"))
+		return fmt.Errorf("up: %s", cmp.Or(string(said), Tail(log.Name(), 20), "the holder was killed"))
 	}
 	return h.cmd.Process.Release()
 }

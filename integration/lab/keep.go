@@ -32,7 +32,7 @@ const (
 	savedWithin = 35 * time.Second // the gateway writes each 30 s
 )
 
-func keepChecks(short bool) func(*Lab) []Check {
+func KeepChecks(short bool) func(*Lab) []Check {
 	return func(l *Lab) []Check {
 		n := flowsOf
 		if short {

@@ -93,7 +93,7 @@ type Lab struct {
 	publicKey [len(plan.V4)]string // of each gateway
 	hosts     []*netns.Host
 	six       map[string]*netns.Host // the same by name, with their IPv6 addresses
-	processes []*Process
+	Processes []*Process
 	broken    []*Fault
 	loads     map[*Fault]*loading
 	flowSets  int           // number of flow sets made
@@ -166,7 +166,7 @@ func (l *Lab) Host(name string) *netns.Host {
 func (l *Lab) Stop() error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
-	err := errors.Join(l.endLoads(nil), end(l.processes...))
+	err := errors.Join(l.endLoads(nil), end(l.Processes...))
 	for _, h := range l.hosts {
 		h.Close()
 	}
@@ -190,7 +190,7 @@ func (l *Lab) startProcesses(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, p := range l.processes {
+	for _, p := range l.Processes {
 		if err := p.waitReady(ctx); err != nil {
 			return err
 		}
@@ -217,11 +217,11 @@ func (l *Lab) startCulvert(host string) (*Process, error) {
 
 // add adds a started process to the lab, replacing the previous one of its host.
 func (l *Lab) add(p *Process) {
-	i := slices.IndexFunc(l.processes, func(other *Process) bool { return other.Host.Name == p.Host.Name })
+	i := slices.IndexFunc(l.Processes, func(other *Process) bool { return other.Host.Name == p.Host.Name })
 	if i < 0 {
-		l.processes = append(l.processes, p)
+		l.Processes = append(l.Processes, p)
 	} else {
-		l.processes[i] = p
+		l.Processes[i] = p
 	}
 }
 
@@ -234,4 +234,38 @@ func (l *Lab) write(cluster, file string, text []byte) error {
 		return err
 	}
 	return os.WriteFile(l.Path(cluster, file), text, 0o600)
+}
+
+// Check is one promise, tested between two hosts.
+type Check struct {
+	Name string // the promise
+	Path string // the two hosts
+
+	// Run returns a measured figure, and an error with the expectation and the observation.
+	Run func(ctx context.Context) (figure string, err error)
+}
+
+// CheckTimeout bounds one check.
+const CheckTimeout = 2 * time.Minute
+
+// WhileRunning returns a context that ends when a gateway or node does, because all following
+// checks would wait in vain.
+func (l *Lab) WhileRunning(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if l.Options.Attacks {
+		return ctx, func() { cancel(nil) } // each check has its own gateways and watches them
+	}
+	for _, p := range l.Processes {
+		go func() {
+			select {
+			case <-p.ended:
+				if p.stopped.Load() {
+					return // a fault or a restart
+				}
+				cancel(fmt.Errorf("%s ended by itself (%w)", p.Name(), exitError(p.err)))
+			case <-ctx.Done():
+			}
+		}()
+	}
+	return ctx, func() { cancel(nil) }
 }

@@ -19,8 +19,8 @@ func UnequalMTU(mode node.Mode, offloads bool) Options {
 	return Options{Mode: mode, Offloads: offloads, Rome: large, Milan: small}
 }
 
-// mtuChecks are the promises of a lab with unequal MTUs.
-func mtuChecks(l *Lab) []Check { return append(l.ofFamilies(l.sizeChecks), l.logCheck()) }
+// MTUChecks are the promises of a lab with unequal MTUs.
+func MTUChecks(l *Lab) []Check { return append(l.OfFamilies(l.sizeChecks), l.logCheck()) }
 
 // sizeChecks are the checks of one family. A pod remembers the learnt path MTU, and reflects it in
 // the MSS it sends, so each pair of pods is used for one thing.

@@ -11,9 +11,9 @@ import (
 	"culvert/integration/lab/probe"
 )
 
-// outsideChecks are the promises about packets whose addresses are not pods'.
-func outsideChecks(l *Lab) []Check {
-	return append(l.ofFamilies(l.sourcesChecks), l.logCheck("rule-drops"))
+// OutsideChecks are the promises about packets whose addresses are not pods'.
+func OutsideChecks(l *Lab) []Check {
+	return append(l.OfFamilies(l.sourcesChecks), l.logCheck("rule-drops"))
 }
 
 // sourcesChecks are the checks of one family.
@@ -24,9 +24,9 @@ func (l *Lab) sourcesChecks(p *plan.Plan) []Check {
 		l.sctpChecks(p), l.fragmentChecks(p), l.errorChecks(p), l.reloadChecks(p))
 }
 
-// refusedChecks are outsideChecks, and the effect of refused files on everything.
-func refusedChecks(l *Lab) []Check {
-	all := outsideChecks(l)
+// RefusedChecks are OutsideChecks, and the effect of refused files on everything.
+func RefusedChecks(l *Lab) []Check {
+	all := OutsideChecks(l)
 	return slices.Insert(all, len(all)-1, Check{"reload, bad files", "both gateways", l.checkRefused})
 }
 

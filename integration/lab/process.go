@@ -134,7 +134,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 		}
 		select {
 		case <-p.ended:
-			return fmt.Errorf("%s ended at once (%w): %s", p.Name(), exitError(p.err), tail(p.Log, 3))
+			return fmt.Errorf("%s ended at once (%w): %s", p.Name(), exitError(p.err), Tail(p.Log, 3))
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not serve: %w; see %s", p.Name(), err, p.Log)
 		case <-time.After(step.Poll):
@@ -243,8 +243,8 @@ func exitError(err error) error {
 	return err
 }
 
-// tail returns the last lines of a log file.
-func tail(file string, lines int) string {
+// Tail returns the last lines of a log file.
+func Tail(file string, lines int) string {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err.Error()

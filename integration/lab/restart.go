@@ -71,11 +71,11 @@ func (l *Lab) startAgain(ctx context.Context, host string) error {
 
 // process returns the gateway or node of a host, or nil.
 func (l *Lab) process(host string) *Process {
-	i := slices.IndexFunc(l.processes, func(p *Process) bool { return p.Host.Name == host })
+	i := slices.IndexFunc(l.Processes, func(p *Process) bool { return p.Host.Name == host })
 	if i < 0 {
 		return nil
 	}
-	return l.processes[i]
+	return l.Processes[i]
 }
 
 // offBy returns the fault that stops a host's process, or nil.

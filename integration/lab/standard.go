@@ -39,13 +39,13 @@ func (l *Lab) PairOf(p *plan.Plan, from, to string) *probe.Ends {
 	return e
 }
 
-// standardChecks are the promises of a lab with consistent MTUs.
-func standardChecks(l *Lab) []Check {
+// StandardChecks are the promises of a lab with consistent MTUs.
+func StandardChecks(l *Lab) []Check {
 	checks := []Check{
 		{"unprivileged", "both gateways", l.checkCapabilities},
 		{"remap: auto", "both gateways", l.checkRemaps},
 	}
-	checks = append(checks, l.ofFamilies(l.trafficChecks)...)
+	checks = append(checks, l.OfFamilies(l.trafficChecks)...)
 	checks = append(checks, Check{"socket offloads", "both gateways", l.checkOffloads}, l.logCheck())
 	if l.Options.Sandbox.Runsc != "" {
 		checks = append(checks, l.sandboxChecks()...)
@@ -53,9 +53,9 @@ func standardChecks(l *Lab) []Check {
 	return checks
 }
 
-// ofFamilies returns the checks of one list for each family of the lab. A dual lab tests IPv4,
+// OfFamilies returns the checks of one list for each family of the lab. A dual lab tests IPv4,
 // which others cover, only briefly.
-func (l *Lab) ofFamilies(list func(*plan.Plan) []Check) (checks []Check) {
+func (l *Lab) OfFamilies(list func(*plan.Plan) []Check) (checks []Check) {
 	for _, p := range l.Plans() {
 		if l.Options.Inside == IPv4AndIPv6 && !p.Is6() {
 			e := l.PairOf(p, "rome/pod2", "milan/pod2")

@@ -351,3 +351,6 @@ func ProcessStat(pid string) ([]float64, error) {
 	}
 	return numbers, nil
 }
+
+// ErrInterrupted means that the user interrupted a lab.
+var ErrInterrupted = errors.New("interrupted; nothing of the lab is left")

@@ -122,7 +122,7 @@ func (l *Lab) status() *Status {
 		}
 		s.Hosts = append(s.Hosts, host)
 	}
-	for _, p := range l.processes {
+	for _, p := range l.Processes {
 		s.Processes = append(s.Processes, ProcessStatus{Name: p.Name(), Host: p.Host.Name, Running: p.Running(),
 			Ended: l.whyEnded(p), Log: p.Log})
 	}

@@ -19,8 +19,8 @@ type terminal struct {
 	printed       chan struct{} // closed when the output of the command has been copied
 }
 
-// isTerminal reports whether a file of this process is a terminal.
-func isTerminal(fd int) bool {
+// IsTerminal reports whether a file of this process is a terminal.
+func IsTerminal(fd int) bool {
 	_, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 	return err == nil
 }
@@ -58,7 +58,7 @@ func openTerminal() (*terminal, error) {
 func (t *terminal) files() []int {
 	files := []int{0, 1, 2}
 	for i := range files {
-		if isTerminal(i) {
+		if IsTerminal(i) {
 			files[i] = int(t.slave.Fd())
 		}
 	}
@@ -87,7 +87,7 @@ func (t *terminal) connect() error {
 	go io.Copy(t.master, os.Stdin)
 	screen := os.Stdin
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {
-		if isTerminal(int(f.Fd())) {
+		if IsTerminal(int(f.Fd())) {
 			screen = f
 			break
 		}

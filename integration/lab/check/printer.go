@@ -1,4 +1,4 @@
-package lab
+package check
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 )
 
 // Style is the printer's format.
@@ -28,7 +29,7 @@ const (
 // printer prints results as they come.
 type printer struct {
 	out      io.Writer
-	o        *CheckOptions
+	o        *Options
 	terminal bool // out is a terminal: current work is shown, and erased
 	plan     []plannedLab
 	began    time.Time
@@ -38,7 +39,7 @@ type printer struct {
 	endedAt              time.Time
 
 	// Of the current lab.
-	options              Options
+	options              lab.Options
 	labBegan             time.Time
 	checksNow, failedNow int
 	figures              map[string]string // of each check, the first
@@ -51,10 +52,10 @@ const (
 	logLines    = 15 // of each process, when a check has failed
 )
 
-func newPrinter(out io.Writer, o *CheckOptions, plan []plannedLab) *printer {
+func newPrinter(out io.Writer, o *Options, plan []plannedLab) *printer {
 	p := &printer{out: out, o: o, plan: plan, began: time.Now()}
 	if f, ok := out.(*os.File); ok && o.Style == Brief {
-		p.terminal = isTerminal(int(f.Fd()))
+		p.terminal = lab.IsTerminal(int(f.Fd()))
 	}
 	if o.Style == Brief || o.Style == Verbose {
 		fmt.Fprint(out, picture)
@@ -78,7 +79,7 @@ func (p *printer) leftOut() (lines []string) {
 	return lines
 }
 
-func (p *printer) lab(o Options) {
+func (p *printer) lab(o lab.Options) {
 	p.options, p.labBegan, p.checksNow, p.failedNow = o, time.Now(), 0, 0
 	p.figures = make(map[string]string)
 	p.labs++
@@ -87,9 +88,9 @@ func (p *printer) lab(o Options) {
 	}
 }
 
-func (p *printer) run(ctx context.Context, c Check) {
+func (p *printer) run(ctx context.Context, c lab.Check) {
 	p.working(c)
-	checkCtx, cancel := context.WithTimeout(ctx, checkTimeout)
+	checkCtx, cancel := context.WithTimeout(ctx, lab.CheckTimeout)
 	defer cancel()
 	began := time.Now()
 	figure, err := c.Run(checkCtx)
@@ -144,27 +145,27 @@ func (p *printer) labEnds() {
 	if p.failedNow > 0 {
 		mark = "FAIL"
 	}
-	fmt.Fprintf(p.out, "%s %-*s %2d checks  %-*s %3.0f s%s\n", mark, briefName, p.options.brief(), p.checksNow,
+	fmt.Fprintf(p.out, "%s %-*s %2d checks  %-*s %3.0f s%s\n", mark, briefName, brief(p.options), p.checksNow,
 		briefFigure, p.headline(),
 		time.Since(p.labBegan).Seconds(), p.left())
 }
 
 // drops shows what the gateways have dropped, and why.
-func (p *printer) drops(ctx context.Context, l *Lab) {
+func (p *printer) drops(ctx context.Context, l *lab.Lab) {
 	if p.o.Style == JSON {
 		return
 	}
-	fmt.Fprint(p.out, "dropped meanwhile:\n", l.dropped(ctx))
+	fmt.Fprint(p.out, "dropped meanwhile:\n", l.Dropped(ctx))
 }
 
 // logs shows the end of every process's log.
-func (p *printer) logs(l *Lab) {
+func (p *printer) logs(l *lab.Lab) {
 	if p.o.Style == JSON || l == nil {
 		return
 	}
-	for _, process := range l.processes {
+	for _, process := range l.Processes {
 		fmt.Fprintf(p.out, "  %s, end of %s:\n", process.Name(), process.Log)
-		for line := range strings.Lines(tail(process.Log, logLines)) {
+		for line := range strings.Lines(lab.Tail(process.Log, logLines)) {
 			fmt.Fprintf(p.out, "    | %s\n", strings.TrimRight(line, "\n"))
 		}
 	}
@@ -181,7 +182,7 @@ func (p *printer) finish(dir string) error {
 		}
 	}
 	if p.failed > 0 {
-		return KeepLogs(dir, ErrFailed)
+		return lab.KeepLogs(dir, ErrFailed)
 	}
 	if p.o.Style == Brief || p.o.Style == Verbose {
 		fmt.Fprint(p.out, next(os.Args[0]))

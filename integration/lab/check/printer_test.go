@@ -1,4 +1,4 @@
-package lab
+package check
 
 import (
 	"context"
@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 )
 
 // printed runs made-up checks of all labs there are, and returns what is printed.
-func printed(t *testing.T, o CheckOptions, run func(context.Context) (string, error)) (lines []string, err error) {
+func printed(t *testing.T, o Options, run func(context.Context) (string, error)) (lines []string, err error) {
 	t.Helper()
 	var plan []plannedLab
 	for _, mode := range o.Modes {
@@ -22,7 +23,7 @@ func printed(t *testing.T, o CheckOptions, run func(context.Context) (string, er
 	for _, l := range plan {
 		p.lab(l.options)
 		for _, h := range headlines {
-			p.run(t.Context(), Check{h.check, "rome/pod1 → milan/pod1", run})
+			p.run(t.Context(), lab.Check{Name: h.check, Path: "rome/pod1 → milan/pod1", Run: run})
 		}
 		p.labEnds()
 	}
@@ -35,7 +36,7 @@ func passes(context.Context) (string, error) { return "p50 0.12 ms, p99 1 ms; mo
 // TestBriefReport wants all labs of a machine that has all modes, or lacks one, told
 // in 40 lines with a figure each.
 func TestBriefReport(t *testing.T) {
-	for _, o := range []CheckOptions{
+	for _, o := range []Options{
 		{Modes: []node.Mode{node.Geneve, node.VXLAN, node.TUN}},
 		{Modes: []node.Mode{node.TUN}, Missing: map[node.Mode]error{node.Geneve: errors.ErrUnsupported,
 			node.VXLAN: errors.ErrUnsupported}},
@@ -86,7 +87,7 @@ func TestReportStyles(t *testing.T) {
 		{JSON, `(?m)^\{"lab":"nodes vxlan, offloads on \(super-frames\)","check":.*"ok":(true|false)`, len(headlines),
 			len(headlines)},
 	} {
-		o := CheckOptions{Modes: []node.Mode{node.VXLAN}, Offloads: []bool{true}, Labs: []string{ipv4Labs},
+		o := Options{Modes: []node.Mode{node.VXLAN}, Offloads: []bool{true}, Labs: []string{ipv4Labs},
 			Faults: true, Style: test.style}
 		lines, err := printed(t, o, passes)
 		if n := len(regexp.MustCompile(test.line).FindAllString(strings.ReplaceAll(strings.Join(lines, " \n"), "pod1\n",

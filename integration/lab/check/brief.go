@@ -1,9 +1,11 @@
-package lab
+package check
 
 import (
 	"fmt"
 	"strings"
 	"time"
+
+	"culvert/integration/lab"
 )
 
 // picture is a packet's path. Each line has a figure to look for.
@@ -27,11 +29,11 @@ func next(program string) string {
       2. %[1]s exec rome/pod1 ping milan/pod1       from one to the other
       3. %[1]s break wrong-vni                      %[2]d faults to learn from; mend
       4. %[3]s init try --here                          your own network, in 8 commands
-`, program, len(faults), culvert)
+`, program, len(lab.Faults()), culvert)
 }
 
 // brief describes the lab in a few words.
-func (o Options) brief() string {
+func brief(o lab.Options) string {
 	frames := "ordinary frames"
 	if o.Offloads {
 		frames = "super-frames"
@@ -46,7 +48,7 @@ func (o Options) brief() string {
 	case o.Rome.MTU != o.Milan.MTU:
 		frames += fmt.Sprintf(", mtu %d", o.Milan.MTU)
 	}
-	if o.Inside != IPv4 {
+	if o.Inside != lab.IPv4 {
 		frames += ", IPv6"
 	}
 	if o.Outside6 {
@@ -107,10 +109,10 @@ func (p *printer) left() string {
 }
 
 // working shows on a terminal what is being checked.
-func (p *printer) working(c Check) {
+func (p *printer) working(c lab.Check) {
 	if p.terminal {
 		p.clear()
-		fmt.Fprintf(p.out, "     %s: %s %s%s", p.options.brief(), c.Name, c.Path, p.left())
+		fmt.Fprintf(p.out, "     %s: %s %s%s", brief(p.options), c.Name, c.Path, p.left())
 	}
 }
 
