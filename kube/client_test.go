@@ -170,7 +170,7 @@ func TestRequestsDoNotNestDecoders(t *testing.T) {
 	}
 }
 
-// A trimmed list is read in parts, each of which keeps only what Into uses. A list that is not
+// A trimmed list is read in parts, each of which keeps only what Read returns. A list that is not
 // trimmed is read from the API server's cache.
 func TestListsInParts(t *testing.T) {
 	type request struct{ limit, at, version string }
@@ -194,46 +194,24 @@ func TestListsInParts(t *testing.T) {
 		defer api.Close()
 		client, err := NewClient(&rest.Config{Host: api.URL})
 		need.NoError(t, err)
-		into := lists{make(chan []*unstructured.Unstructured, 1)}
-		f := &Followed{Client: client.Resource(gvr(KindRoute)), Resource: "routes", Into: into}
-		if trims {
-			f.Trim = func(u *unstructured.Unstructured) { delete(u.Object, "spec") }
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
 		log := logrus.New()
 		log.SetOutput(io.Discard)
-		go func() { defer close(ended); f.Follow(ctx, NewCauses(logrus.NewEntry(log))) }()
-		got := <-into.all
-		cancel()
-		<-ended
-		if len(got) != 2 {
-			t.Fatalf("trims %t: %d objects", trims, len(got))
-		}
-		for i, name := range []string{"r", "r1"} {
-			u := got[i]
-			if u.GetName() != name || (u.Object["spec"] == nil) != trims {
-				t.Errorf("trims %t: %v", trims, u)
-			}
+		l := NewLoop(client, new(sync.Mutex), Reporter{}, logrus.NewEntry(log))
+		ctx, cancel := context.WithCancel(t.Context())
+		var got []string
+		l.Follow(ctx, Set{Resource: gvr(KindRoute), Large: trims, Listed: cancel,
+			Read: func(u *unstructured.Unstructured) func(string) {
+				if u.Object["spec"] == nil {
+					t.Errorf("trims %t: %v", trims, u)
+				}
+				return func(key string) { got = append(got, key) }
+			}})
+		if !slices.Equal(got, []string{"r", "r1"}) {
+			t.Errorf("trims %t: %q", trims, got)
 		}
 		version := map[bool]string{true: "", false: "0"}[trims]
 		if want := []request{{"500", "", version}, {"500", "1", ""}}; !slices.Equal(asked, want) {
 			t.Errorf("trims %t: asked %v, want %v", trims, asked, want)
 		}
-	}
-}
-
-// lists are what has been listed.
-type lists struct {
-	all chan []*unstructured.Unstructured
-}
-
-func (lists) Add(*unstructured.Unstructured)    {}
-func (lists) Delete(*unstructured.Unstructured) {}
-
-func (l lists) Replace(all []*unstructured.Unstructured) {
-	select {
-	case l.all <- all:
-	default:
 	}
 }

@@ -49,18 +49,6 @@ type connection struct {
 
 func (s *Source) connectionName() string { return "gw-" + s.identity.Name }
 
-// saw records the Connection in the API server, nil if there is none.
-func (s *Source) saw(u *unstructured.Unstructured) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.connection = nil
-	if u != nil && u.GetName() == s.connectionName() {
-		s.connection = readConnection(u)
-	}
-	s.complete[kindConnection] = true
-	s.changed()
-}
-
 func readConnection(u *unstructured.Unstructured) *connection {
 	text := func(path ...string) string {
 		v, _, _ := unstructured.NestedString(u.Object, append([]string{"status"}, path...)...)
@@ -107,10 +95,10 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 		}
 		_, err := client.Create(ctx, s.newConnection(), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			s.causes.Log(ctx, "create", objects.LiqoResource(kindConnection).Resource, err)
+			s.loop.Causes.Log(ctx, "create", objects.LiqoResource(kindConnection).Resource, err)
 			return err
 		}
-		s.causes.Log(ctx, "create", objects.LiqoResource(kindConnection).Resource, nil)
+		s.loop.Causes.Log(ctx, "create", objects.LiqoResource(kindConnection).Resource, nil)
 		have = &connection{}
 	}
 	if _, write := have.wanted(t, s.identity.Refresh); !write {
@@ -139,7 +127,7 @@ func (s *Source) writeConnection(ctx context.Context, t *writes, have *connectio
 	if apierrors.IsNotFound(err) {
 		return nil // will be created again
 	}
-	s.causes.Log(ctx, verb, objects.LiqoResource(kindConnection).Resource+"/status", err)
+	s.loop.Causes.Log(ctx, verb, objects.LiqoResource(kindConnection).Resource+"/status", err)
 	return err
 }
 

@@ -3,9 +3,7 @@ package kube
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,16 +33,11 @@ type Gateway interface {
 // before every list is complete, so a restart cuts no connection; while the API server is away,
 // nothing changes.
 //
-// Each watch has a goroutine, which changes the State under mu. Run applies the results, and only
-// it calls the Gateway. A Teller writes. complete has the kinds whose lists are complete;
-// connection is the Connection in the API server, nil if there is none.
+// Only Run calls the Gateway.
 type Source struct {
-	client   dynamic.Interface
 	identity Identity
 	log      *logrus.Entry
-	causes   *Causes
-	teller   *Teller
-	wake     chan struct{} // something has changed
+	loop     *Loop
 
 	now func() time.Time // the clock of conditions and Events
 	// For Run only.
@@ -53,11 +46,10 @@ type Source struct {
 	hasPeer bool  // in the last Site applied
 
 	mu         sync.Mutex
-	state      *State          // +checklocks:mu
-	complete   map[string]bool // +checklocks:mu
-	connection *connection     // +checklocks:mu
-	refused    string          // +checklocks:mu
-	ready      bool            // +checklocks:mu
+	state      *State      // +checklocks:mu
+	connection *connection // nil: there is none in the API server; +checklocks:mu
+	refused    string      // +checklocks:mu
+	ready      bool        // +checklocks:mu
 }
 
 // Identity is what a Source knows about its gateway besides Self.
@@ -78,13 +70,10 @@ type writes struct {
 
 // NewSource returns the Source of a gateway, which is inactive until Run.
 func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source {
-	causes := NewCauses(log)
-	return &Source{
-		client: client, identity: id, log: log, causes: causes, wake: make(chan struct{}, 1),
-		teller: NewTeller(Reporter{Client: client, Causes: causes, Self: id.Namespace + "/" + id.Name, Node: id.Node,
-			Instance: cmp.Or(id.Pod, id.Name)}, log),
-		state: NewState(id.Self), complete: map[string]bool{}, now: time.Now,
-	}
+	s := &Source{identity: id, log: log, state: NewState(id.Self), now: time.Now}
+	s.loop = NewLoop(client, &s.mu, Reporter{Self: id.Namespace + "/" + id.Name, Node: id.Node,
+		Instance: cmp.Or(id.Pod, id.Name)}, log)
+	return s
 }
 
 // Note adds an Event about the gateway itself, on its GatewayServer or GatewayClient. It must be
@@ -107,40 +96,13 @@ func (s *Source) Ready() bool {
 	return s.ready
 }
 
-// pace is how often Run checks for pending writes.
-const pace = time.Second
-
 // Run configures g until ctx ends.
 func (s *Source) Run(ctx context.Context, g Gateway) {
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	for _, w := range s.watches() {
-		tasks.Go(func() { s.follow(ctx, w) })
-	}
-	tasks.Go(func() { s.teller.Run(ctx, g.Speaks) })
-	tick := time.NewTicker(pace)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.wake:
-		case <-tick.C:
-		}
+	s.loop.Run(ctx, g.Speaks, func() {
 		if w := s.apply(g); w != nil {
-			s.teller.Status(func(ctx context.Context) { s.write(ctx, w) })
+			s.loop.Teller.Status(func(ctx context.Context) { s.write(ctx, w) })
 		}
-	}
-}
-
-// changed wakes Run.
-func (s *Source) changed() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	}, s.sets()...)
 }
 
 // apply passes changes to g, tells faults, and returns what must be written; nil until every list
@@ -149,7 +111,7 @@ func (s *Source) changed() {
 func (s *Source) apply(g Gateway) *writes {
 	check := g.Check()
 	s.mu.Lock()
-	whole, ready := len(s.complete) == len(s.watches()), s.ready
+	whole, ready := s.loop.Complete(followed...), s.ready
 	var c Changes
 	if whole {
 		c = s.state.Changes()
@@ -196,8 +158,8 @@ func (s *Source) apply(g Gateway) *writes {
 		faults = append(faults, s.ofItself(s.refused))
 	}
 	s.mu.Unlock()
-	s.teller.Wait(waiting...)
-	s.teller.Tell(faults)
+	s.loop.Teller.Wait(waiting...)
+	s.loop.Teller.Tell(faults)
 	return w
 }
 
@@ -225,78 +187,13 @@ func (s *Source) Resources() (waiting []string, leftOut map[rules.Key]string) {
 	if s.refused != "" {
 		waiting = append(waiting, s.refused)
 	}
-	for _, w := range s.watches() {
-		if !s.complete[w.kind] {
-			waiting = append(waiting, "the list of "+objects.LiqoResource(w.kind).Resource)
+	for _, kind := range followed {
+		if !s.loop.Complete(kind) {
+			waiting = append(waiting, "the list of "+objects.LiqoResource(kind).Resource)
 		}
 	}
-	if refused := s.causes.Refused(); refused != "" {
+	if refused := s.loop.Causes.Refused(); refused != "" {
 		waiting = append(waiting, refused)
 	}
 	return waiting, s.state.Faults()
-}
-
-// take replaces all resources of a kind.
-func (s *Source) take(kind string, all []*objects.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	there := make(map[rules.Key]bool, len(all))
-	for _, o := range all {
-		there[o.Key()] = true
-		s.state.Put(o)
-	}
-	for _, key := range slices.Collect(maps.Keys(s.state.items[kind])) {
-		if !there[key] {
-			s.state.Delete(key)
-		}
-	}
-	s.complete[kind] = true
-	s.changed()
-}
-
-func (s *Source) put(o *objects.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.state.Put(o)
-	s.changed()
-}
-
-func (s *Source) remove(key rules.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.state.Delete(key)
-	s.changed()
-}
-
-// Causes logs each cause of failed API requests once, until they succeed again.
-type Causes struct {
-	log *logrus.Entry
-
-	mu        sync.Mutex
-	told      map[string]bool // +checklocks:mu
-	forbidden map[string]bool // requests that the API server refuses for want of a right; +checklocks:mu
-	refused   map[string]bool // those and others that it refuses whenever it answers; +checklocks:mu
-}
-
-// NewCauses returns a Causes that has logged nothing.
-func NewCauses(log *logrus.Entry) *Causes {
-	return &Causes{log: log, told: map[string]bool{}, forbidden: map[string]bool{}, refused: map[string]bool{}}
-}
-
-// Refuses reports whether the API server has refused the last request of a verb and a resource for
-// want of a right, or because it does not know it.
-func (c *Causes) Refuses(request string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.refused[request]
-}
-
-// Refused says which rights are missing; "" if none is.
-func (c *Causes) Refused() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.forbidden) == 0 {
-		return ""
-	}
-	return "the API server refuses for want of rights: " + strings.Join(slices.Sorted(maps.Keys(c.forbidden)), ", ")
 }

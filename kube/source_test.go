@@ -626,8 +626,16 @@ func TestStatusWhileTheGatewayWorks(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	s := NewSource(nil, Identity{Self: gatewayOf("cluster-b"), Base: baseOf("cluster-b")}, logrus.NewEntry(log))
-	for _, w := range s.watches() {
-		s.take(w.kind, slices.DeleteFunc(slices.Clone(objects), func(o *Object) bool { return o.Kind != w.kind }))
+	sinks := map[string]Sink{}
+	for _, set := range s.sets() {
+		sinks[set.Name] = Sink{s.loop, set}
+		var list []any
+		for _, o := range objects {
+			if o.Kind == set.Name {
+				list = append(list, unstructuredOf(t, o))
+			}
+		}
+		need.NoError(t, sinks[set.Name].Replace(list, ""))
 	}
 	late := (&spoilt{kind: KindFirewall, name: mssTable, path: "spec.table.name", value: "late"}).object(t, objects, 6)
 	late.Metadata.Name = "late"
@@ -642,7 +650,7 @@ func TestStatusWhileTheGatewayWorks(t *testing.T) {
 			defer close(done)
 			s.Ready()
 			s.Resources()
-			s.put(late)
+			need.NoError(t, sinks[late.Kind].Add(unstructuredOf(t, late)))
 		}()
 		select {
 		case <-done:

@@ -83,7 +83,7 @@ func (s *Source) writeCondition(ctx context.Context, key rules.Key, good bool) e
 	if apierrors.IsNotFound(err) {
 		return nil // it is gone
 	}
-	s.causes.Log(ctx, verb, objects.LiqoResource(key.Kind).Resource+"/status", err)
+	s.loop.Causes.Log(ctx, verb, objects.LiqoResource(key.Kind).Resource+"/status", err)
 	return err
 }
 

@@ -86,8 +86,11 @@ func TestManyFaultsAtOnce(t *testing.T) {
 		}
 		return best
 	}
-	few, many := cost(500), cost(10000)
-	if many > 100*few {
-		t.Errorf("%v for 500 objects, %v for 10,000", few, many)
+	var few, many time.Duration
+	for range 10 { // other programs may run, too
+		if few, many = cost(500), cost(10000); many <= 100*few {
+			return
+		}
 	}
+	t.Errorf("%v for 500 objects, %v for 10,000", few, many)
 }

@@ -7,7 +7,4 @@
 // links on, and writes an Event for each fault. Liqo's own agent makes the routes and rules through
 // the links. Links lead to the pod that is labelled as the active gateway, so that Liqo's
 // controller may be away when a gateway moves.
-//
-// Each watch has a goroutine, which changes the State under a mutex. Everything else happens in
-// Source.Run.
 package fabric

@@ -36,8 +36,9 @@ func init() {
 func TestSlowAPIServer(t *testing.T) {
 	need.Bubble(t, func(t *testing.T) {
 		kinds := map[schema.GroupVersionResource]string{{Version: "v1", Resource: "events"}: "EventList"}
-		for kind, r := range watched {
-			kinds[r] = kind + "List"
+		resources := map[string]schema.GroupVersionResource{}
+		for _, set := range new(Source).sets() {
+			resources[set.Name], kinds[set.Resource] = set.Resource, set.Name+"List"
 		}
 		api := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
 		put := func(o *objects.Object, change func(spec map[string]any)) {
@@ -49,8 +50,8 @@ func TestSlowAPIServer(t *testing.T) {
 			if change != nil {
 				change(u.Object["spec"].(map[string]any))
 			}
-			if api.Tracker().Update(watched[o.Kind], u, u.GetNamespace()) != nil {
-				need.NoError(t, api.Tracker().Create(watched[o.Kind], u, u.GetNamespace()))
+			if api.Tracker().Update(resources[o.Kind], u, u.GetNamespace()) != nil {
+				need.NoError(t, api.Tracker().Create(resources[o.Kind], u, u.GetNamespace()))
 			}
 		}
 		var fabrics []*objects.Object

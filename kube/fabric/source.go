@@ -8,7 +8,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/control"
@@ -18,21 +17,14 @@ import (
 	"culvert/nat/rules"
 )
 
-// lookInterval is how often the source checks for changes that are only due to time.
-const lookInterval = time.Second
-
 // A Source makes the links of a node follow Liqo's resources.
 type Source struct {
-	client dynamic.Interface
-	log    *logrus.Entry
-	causes *kube.Causes
-	teller *kube.Teller
-	node   string
-	wake   chan struct{}
+	log  *logrus.Entry
+	loop *kube.Loop
+	node string
 
-	mu       sync.Mutex
-	state    *State          // +checklocks:mu
-	complete map[string]bool // +checklocks:mu
+	mu    sync.Mutex
+	state *State // +checklocks:mu
 	// when links no longer wait for the list of pods; zero: other lists are missing
 	late     time.Time      // +checklocks:mu
 	statuses []links.Status // +checklocks:mu
@@ -47,20 +39,10 @@ type Source struct {
 
 // NewSource returns the Source of the node called name. It is inactive until Run.
 func NewSource(client dynamic.Interface, node string, log *logrus.Entry) *Source {
-	causes := kube.NewCauses(log)
-	return &Source{
-		client: client, log: log, causes: causes, node: node, wake: make(chan struct{}, 1),
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: node + "/links", Node: node,
-			Instance: node}, log),
-		state: NewState(node), complete: map[string]bool{},
-		waiting: "the API server; links of an earlier run are carried as they were",
-	}
-}
-
-// watched are the kinds that a Source follows.
-var watched = map[string]schema.GroupVersionResource{
-	kube.KindFabric: objects.LiqoResource(kube.KindFabric), kube.KindTunnel: objects.LiqoResource(kube.KindTunnel),
-	kube.KindNode: objects.LiqoResource(kube.KindNode), kindPod: objects.Pods,
+	s := &Source{log: log, node: node, state: NewState(node),
+		waiting: "the API server; links of an earlier run are carried as they were"}
+	s.loop = kube.NewLoop(client, &s.mu, kube.Reporter{Self: node + "/links", Node: node, Instance: node}, log)
+	return s
 }
 
 // activeGateways selects the pods that say that they are the active gateway.
@@ -74,30 +56,32 @@ const podsPatience = 3 * time.Second
 // It does not call apply before every list is complete. While the API server is away, nothing
 // changes.
 func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	for kind, resource := range watched {
-		f := &kube.Followed{Client: s.client.Resource(resource), Resource: resource.Resource, Into: sink{s, kind}}
+	s.loop.Run(ctx, func() bool { return true }, func() { s.follow(apply) }, s.sets()...)
+}
+
+// sets are what a node follows.
+//
+// +checklocksignore: a Loop holds mu
+func (s *Source) sets() (all []kube.Set) {
+	for _, kind := range []string{kube.KindFabric, kube.KindTunnel, kube.KindNode, kindPod} {
+		set := kube.Set{Name: kind, Resource: objects.LiqoResource(kind),
+			Read: func(u *unstructured.Unstructured) func(string) {
+				o := objects.Of(kind, u)
+				return func(string) { s.state.Put(o, time.Now()) }
+			},
+			Drop: func(namespace, name string) {
+				s.state.Delete(rules.Key{Kind: kind, Namespace: namespace, Name: name})
+			},
+		}
 		switch kind {
 		case kube.KindNode:
-			f.Fields = "metadata.name=" + s.node
+			set.Fields = "metadata.name=" + s.node
 		case kindPod:
-			f.Labels = activeGateways
+			set.Resource, set.Labels = objects.Pods, activeGateways
 		}
-		tasks.Go(func() { f.Follow(ctx, s.causes) })
+		all = append(all, set)
 	}
-	tasks.Go(func() { s.teller.Run(ctx, func() bool { return true }) })
-	tick := time.NewTicker(lookInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.wake:
-		case <-tick.C:
-		}
-		s.follow(apply)
-	}
+	return all
 }
 
 // Report records the states of the links.
@@ -105,30 +89,22 @@ func (s *Source) Report(all []links.Status) {
 	s.mu.Lock()
 	s.statuses = slices.Clone(all)
 	s.mu.Unlock()
-	s.signal()
-}
-
-func (s *Source) signal() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.loop.Wake()
 }
 
 func (s *Source) follow(apply func([]links.Link)) {
 	s.mu.Lock()
-	lists, now := len(s.complete), time.Now()
-	if !s.complete[kindPod] {
-		if lists++; lists == len(watched) && s.late.IsZero() {
-			s.late = now.Add(podsPatience)
-		}
+	pods, now := s.loop.Complete(kindPod), time.Now()
+	rest := s.loop.Complete(kube.KindFabric, kube.KindTunnel, kube.KindNode)
+	if rest && !pods && s.late.IsZero() {
+		s.late = now.Add(podsPatience)
 	}
-	if lists < len(watched) || !s.complete[kindPod] && now.Before(s.late) {
+	if !rest || !pods && now.Before(s.late) {
 		s.mu.Unlock()
 		return
 	}
 	want := s.state.Desired(now)
-	if want.Waiting == "" && !s.complete[kindPod] {
+	if want.Waiting == "" && !pods {
 		want.Waiting = "the list of pods with " + activeGateways +
 			", which this agent may have no right to read: apply the manifest of this version; " +
 			"links follow InternalFabrics meanwhile, which Liqo's controller writes"
@@ -136,7 +112,7 @@ func (s *Source) follow(apply func([]links.Link)) {
 	statuses := s.statuses
 	s.waiting = want.Waiting
 	s.mu.Unlock()
-	s.teller.Wait(want.Waiting)
+	s.loop.Teller.Wait(want.Waiting)
 	if !s.begun || !slices.Equal(want.Links, s.applied) {
 		s.begun, s.applied = true, want.Links
 		apply(want.Links)
@@ -162,7 +138,7 @@ func (s *Source) follow(apply func([]links.Link)) {
 	s.mu.Lock()
 	s.faults = faults
 	s.mu.Unlock()
-	s.teller.Tell(faults)
+	s.loop.Teller.Tell(faults)
 }
 
 // Show adds to n what the links wait for, and which resources are left out.
@@ -172,51 +148,10 @@ func (s *Source) Show(n *control.NodeStatus) {
 	if s.waiting != "" {
 		n.Waiting = append(n.Waiting, s.waiting)
 	}
-	if refused := s.causes.Refused(); refused != "" {
+	if refused := s.loop.Causes.Refused(); refused != "" {
 		n.Waiting = append(n.Waiting, refused+": apply the manifest of this version (culvert liqo template --nodes)")
 	}
 	for _, f := range s.faults {
 		n.LeftOut = append(n.LeftOut, control.LeftOut{Resource: f.Key().String(), Reason: f.Message})
 	}
-}
-
-// A sink takes the resources of a kind.
-type sink struct {
-	*Source
-	kind string
-}
-
-func (k sink) key(u *unstructured.Unstructured) rules.Key {
-	return rules.Key{Kind: k.kind, Namespace: u.GetNamespace(), Name: u.GetName()}
-}
-
-func (k sink) Add(u *unstructured.Unstructured) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.state.Put(objects.Of(k.kind, u), time.Now())
-	k.signal()
-}
-
-func (k sink) Delete(u *unstructured.Unstructured) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.state.Delete(k.key(u))
-	k.signal()
-}
-
-func (k sink) Replace(all []*unstructured.Unstructured) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	there := map[rules.Key]bool{}
-	for _, u := range all {
-		k.state.Put(objects.Of(k.kind, u), time.Now())
-		there[k.key(u)] = true
-	}
-	for _, key := range k.state.keys(k.kind) {
-		if !there[key] {
-			k.state.Delete(key)
-		}
-	}
-	k.complete[k.kind] = true
-	k.signal()
 }

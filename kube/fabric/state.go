@@ -151,19 +151,6 @@ func (s *State) Delete(key rules.Key) {
 	}
 }
 
-// keys returns the resources of a kind.
-func (s *State) keys(kind string) []rules.Key {
-	switch kind {
-	case kube.KindFabric:
-		return slices.Collect(maps.Keys(s.fabrics))
-	case kube.KindTunnel:
-		return slices.Collect(maps.Keys(s.tunnels))
-	case kindPod:
-		return slices.Collect(maps.Keys(s.active))
-	}
-	return slices.Collect(maps.Keys(s.nodes))
-}
-
 func (r *resource) read(field string, part []byte, to any) {
 	if fault := objects.ReadPart(field, part, to); fault != "" {
 		r.faults = append(r.faults, fault)

@@ -277,8 +277,8 @@ func TestRandomEdits(t *testing.T) {
 func TestKernelLinks(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	s := NewSource(nil, "n1", logrus.NewEntry(log))
-	for kind := range watched {
-		s.complete[kind] = true
+	for _, set := range s.sets() {
+		need.NoError(t, kube.Sink{Loop: s.loop, Set: set}.Replace(nil, ""))
 	}
 	link := []links.Status{{Link: links.Link{Name: "liqo.milan"}, State: links.Kernel}}
 	for i, statuses := range [][]links.Status{link, link, nil, link} {
@@ -380,9 +380,11 @@ func TestWithoutPods(t *testing.T) {
 		follow := func() { s.follow(func(l []links.Link) { applied = l }) }
 		follow()
 		time.Sleep(time.Hour)
-		for _, kind := range []string{kube.KindFabric, kube.KindTunnel, kube.KindNode} {
+		sets := s.sets()
+		listed := func(set kube.Set) { need.NoError(t, kube.Sink{Loop: s.loop, Set: set}.Replace(nil, "")) }
+		for _, set := range sets[:3] {
 			follow()
-			s.complete[kind] = true
+			listed(set)
 		}
 		follow()
 		time.Sleep(podsPatience - time.Nanosecond)
@@ -393,14 +395,14 @@ func TestWithoutPods(t *testing.T) {
 		if follow(); !slices.Equal(applied, ofN1) || !strings.Contains(s.waiting, "the list of pods") {
 			t.Errorf("%v; waiting for %q", applied, s.waiting)
 		}
-		s.complete[kindPod] = true
+		listed(sets[3])
 		if follow(); s.waiting != "" {
 			t.Errorf("waiting for %q", s.waiting)
 		}
 		for _, err := range []error{apierrors.NewForbidden(schema.GroupResource{Resource: "internalnodes"},
 			"", nil), nil} {
 			var n control.NodeStatus
-			s.causes.Log(t.Context(), "list", "internalnodes", err)
+			s.loop.Causes.Log(t.Context(), "list", "internalnodes", err)
 			if s.Show(&n); strings.Contains(fmt.Sprint(n.Waiting), "rights: list internalnodes") != (err != nil) {
 				t.Errorf("after %v it waits for %q", err, n.Waiting)
 			}

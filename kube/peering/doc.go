@@ -13,8 +13,8 @@
 //
 // # The way of a Pod's address
 //
-//	kube.Followed        lists and watches, and passes each object to a sink               kube/watch.go
-//	sink, into           reads a Pod, keeps the result, and wakes the GatewaySource        follow.go
+//	kube.Loop            lists and watches, passes each object to its Set, begins rounds   kube/loop.go
+//	into                 the Set that reads a Pod and keeps the result                     follow.go
 //	podIndex             has the addresses of the pods of each node                        pods.go
 //	GatewaySource.round  makes a Plan and applies it, at most ten times a second           gatewaysource.go
 //	Gateway.Plan         derives all from the objects; unchanged address lists are shared  gateway.go

@@ -54,7 +54,7 @@ type serviceExchange struct {
 
 	// For GatewaySource.Run only.
 	began     time.Time
-	refollow  func(followed) // made by start: follows EndpointSlices in place of those so far
+	refollow  func(kube.Set) // made by start: follows EndpointSlices in place of those so far
 	relists   *rate.Limiter
 	connected bool
 }
@@ -68,21 +68,21 @@ func newServiceExchange(source *GatewaySource) *serviceExchange {
 	}
 }
 
-// The names under which a follower keeps sets of one kind apart.
+// The names that keep sets of one kind apart.
 const (
 	setExported       = "Service to export"
 	setImported       = "imported Service"
 	setImportedSlices = "imported EndpointSlice"
 )
 
-// watches returns the sets to follow in any case. EndpointSlices are not among them, because most
+// sets returns the sets to follow in any case. EndpointSlices are not among them, because most
 // clusters have many.
 //
 // +checklocksignore: what it returns is called with mu held
-func (x *serviceExchange) watches() []followed {
+func (x *serviceExchange) sets() []kube.Set {
 	exported := into(setExported, "", table[*exported](x.source.state.exported), readExported)
-	exported.labels = LabelExport
-	all := []followed{exported}
+	exported.Labels = LabelExport
+	all := []kube.Set{exported}
 	for set, objects := range map[string]map[string]*unstructured.Unstructured{setImported: x.services,
 		setImportedSlices: x.slices} {
 		w := into(set, "", table[*unstructured.Unstructured](objects),
@@ -92,7 +92,7 @@ func (x *serviceExchange) watches() []followed {
 				}
 				return u
 			})
-		w.labels, w.trim = LabelImported+"="+x.source.self.Name, nil
+		w.Labels, w.Large = LabelImported+"="+x.source.self.Name, false
 		all = append(all, w)
 	}
 	return all
@@ -109,19 +109,19 @@ func (x *serviceExchange) needs() (sets []string) {
 	if x.began.IsZero() {
 		x.began = x.source.now()
 	}
-	if x.source.complete[setExported] {
+	if x.source.loop.Complete(setExported) {
 		x.followSlices()
 	}
 	if len(x.source.state.slices.wanted) > 0 {
 		sets = append(sets, kindSlice)
 	}
-	x.source.state.exportsKnown = !slices.ContainsFunc(sets, func(set string) bool { return !x.source.complete[set] })
+	x.source.state.exportsKnown = x.source.loop.Complete(sets...)
 	if x.source.ready {
 		return nil
 	}
 	if x.source.now().Sub(x.began) > listsWait {
 		sets = slices.DeleteFunc(sets, func(set string) bool {
-			return x.source.causes.Refuses("list " + paths[set].Resource)
+			return x.source.loop.Causes.Refuses("list " + paths[set].Resource)
 		})
 	}
 	return sets
@@ -149,9 +149,9 @@ func (x *serviceExchange) followSlices() {
 	w := into(kindSlice, "", g.slices, readSlice)
 	// the index keeps what it wants in any case
 	if in := strings.Join(slices.Sorted(maps.Keys(names)), ","); len(in) < selectorLimit {
-		w.labels = labelService + " in (" + in + ")"
+		w.Labels = labelService + " in (" + in + ")"
 	}
-	w.whole = g.slices.began()
+	w.Listed = g.slices.began()
 	x.refollow(w)
 }
 
@@ -166,7 +166,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 	g.Exchange(x.exchange.Receive)
 	stop, ended := func() {}, make(chan struct{})
 	close(ended)
-	x.refollow = func(w followed) {
+	x.refollow = func(w kube.Set) {
 		end, before := stop, ended
 		var within context.Context
 		within, stop = context.WithCancel(ctx)
@@ -176,7 +176,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 			defer close(done)
 			end()
 			<-before // what it knows is older
-			x.source.follow(within, w)
+			x.source.loop.Follow(within, w)
 		})
 	}
 	tasks.Go(func() { x.talk(ctx, g) })
@@ -213,7 +213,7 @@ func (x *serviceExchange) talk(ctx context.Context, g Running) {
 
 // write writes the peer's exports, if this cluster imports them and g is the active gateway.
 func (x *serviceExchange) write(ctx context.Context, g Running) {
-	tick := time.NewTicker(lookInterval)
+	tick := time.NewTicker(kube.Tick)
 	defer tick.Stop()
 	changed := false
 	for {

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
 	"culvert/integration/need"
+	"culvert/kube"
 	"culvert/kube/service"
 	"culvert/nat/rules"
 )
@@ -29,7 +30,7 @@ metadata: {name: %s, namespace: shop, uid: u-%[1]s, creationTimestamp: "2026-11-
 spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80, protocol: TCP, targetPort: web}]}
 `, name), replace...)
 	g.exportsKnown = true
-	into(setExported, "", table[*exported](g.exported), readExported).put(u)
+	table[*exported](g.exported).set(kube.KeyOf(u), readExported(u))
 	g.slices.wanted[service.Name{Namespace: u.GetNamespace(), Name: u.GetName()}] = true
 }
 
@@ -51,7 +52,7 @@ endpoints: [%s]
 `, name, strings.Join(all, ", ")), replace...)
 	s := readSlice(u)
 	g.slices.wanted[s.Of] = true
-	g.slices.set(keyOf(u), s)
+	g.slices.set(kube.KeyOf(u), s)
 }
 
 // addresses returns the addresses of exports in the status, by name.

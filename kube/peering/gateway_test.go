@@ -12,6 +12,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
 	"culvert/integration/need"
+	"culvert/kube"
 	"culvert/nat/rules"
 )
 
@@ -343,15 +344,14 @@ func TestNodeTakesNoAddress(t *testing.T) {
 // TestVirtualNodes: no agent runs on a virtual node, so that the gateway waits for none there.
 func TestVirtualNodes(t *testing.T) {
 	s := NewGatewaySource(nil, rome(t).self, NodeNamespace, quiet())
-	all, _ := s.watches()
-	nodes := all[slices.IndexFunc(all, func(f followed) bool { return f.kind == kindNode })]
+	nodes := kube.Sink{Loop: s.loop, Set: s.members()}
 	text := fmt.Sprintf(nodeText, 1)
 	for i, label := range []string{"{}", "{liqo.io/type: virtual-node}", "{a: b}", "{type: virtual-kubelet}"} {
 		u := object(t, text, "uid: u1", "uid: u1, labels: "+label)
 		if i > 1 { // as a list does
-			nodes.trim(u)
+			nodes.Trim(u)
 		}
-		nodes.put(u)
+		need.NoError(t, nodes.Add(u))
 		if want := 1 - i%2; len(s.state.nodes) != want {
 			t.Errorf("labels %s: %d nodes, want %d", label, len(s.state.nodes), want)
 		}

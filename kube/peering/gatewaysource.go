@@ -19,7 +19,6 @@ import (
 )
 
 const (
-	lookInterval = time.Second      // between two looks at the running gateway, and between retries
 	writeTimeout = 10 * time.Second // of one object
 	lastTimeout  = 2 * time.Second  // of the final status, which says that the gateway has stopped
 	rttInterval  = 30 * time.Second // between two round-trip times
@@ -28,6 +27,14 @@ const (
 	refusedInterval = time.Minute
 	breath          = 100 * time.Millisecond // between two rounds of a gateway or an agent
 )
+
+// newLoop returns a Loop that waits between two rounds: many Pods and Services change at once, and
+// each plan looks at all of them.
+func newLoop(client dynamic.Interface, mu sync.Locker, r kube.Reporter, log *logrus.Entry) *kube.Loop {
+	l := kube.NewLoop(client, mu, r, log)
+	l.Breath = breath
+	return l
+}
 
 // Running is the gateway that a GatewaySource drives.
 type Running interface {
@@ -56,15 +63,15 @@ type Running interface {
 // Peering's status. Nothing is applied before every list is complete; while the API server is away,
 // nothing changes.
 type GatewaySource struct {
-	*follower
-	self   Self
-	nodes  string // namespace of TunnelNodes
-	log    *logrus.Entry
-	teller *kube.Teller
-	now    func() time.Time
+	loop  *kube.Loop
+	self  Self
+	nodes string // namespace of TunnelNodes
+	log   *logrus.Entry
+	now   func() time.Time
 
 	services *serviceExchange
 
+	mu    sync.Mutex
 	state *Gateway                   // +checklocks:mu
 	u     *unstructured.Unstructured // the Peering as received; +checklocks:mu
 	told  []string                   // why the gateway differs from what the objects say; +checklocks:mu
@@ -89,13 +96,10 @@ type GatewaySource struct {
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.
 func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string, log *logrus.Entry) *GatewaySource {
-	causes := kube.NewCauses(log)
-	s := &GatewaySource{
-		follower: newFollower(client, causes), self: self, nodes: nodeNamespace, log: log, now: time.Now,
-		state: NewGateway(self), pace: newPace(),
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self.Namespace + "/" + self.Name,
-			Node: self.Node, Instance: self.Pod}, log),
-	}
+	s := &GatewaySource{self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self),
+		pace: newPace()}
+	s.loop = newLoop(client, &s.mu, kube.Reporter{Self: self.Namespace + "/" + self.Name, Node: self.Node,
+		Instance: self.Pod}, log)
 	s.services = newServiceExchange(s)
 	return s
 }
@@ -105,62 +109,52 @@ func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string,
 // gateway runs. speaks reports whether this gateway, of several, is the one that writes the
 // Peering's status.
 func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks func() bool) (*config.Config, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	defer cancel()
-	for _, w := range []followed{s.ownPeering(), s.members()} {
-		tasks.Go(func() { s.follow(ctx, w) })
-	}
-	tasks.Go(func() { s.teller.Run(ctx, speaks) })
-	tick := time.NewTicker(lookInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-s.wake:
-		case <-tick.C:
-		}
+	awaiting, done := context.WithCancel(ctx)
+	defer done()
+	s.loop.Run(awaiting, speaks, func() {
 		s.mu.Lock()
 		plan, p, u := s.state.Plan(), s.state.good, s.u
 		s.mu.Unlock()
 		if p != nil {
 			s.begun, s.base = p, p.Base(base)
-			return s.base, nil
+			done()
+			return
 		}
 		s.tell(plan)
 		if plan.Current != nil {
 			plan.Status.Conditions = s.conditions(plan, kube.Check{}, "")
 			s.writeLater(u, plan)
 		}
+	}, s.ownPeering(), s.members())
+	if s.begun == nil {
+		return nil, ctx.Err()
 	}
+	return s.base, nil
 }
 
 // Wake makes Run check at once whether the gateway's role has changed.
-func (s *GatewaySource) Wake() { s.signal() }
+func (s *GatewaySource) Wake() { s.loop.Wake() }
 
 // ownPeering follows the one Peering.
 //
 // +checklocksignore: what it returns is called with mu held
-func (s *GatewaySource) ownPeering() followed {
-	return followed{kind: KindPeering, namespace: s.self.Namespace, fields: "metadata.name=" + s.self.Name,
-		put:  func(u *unstructured.Unstructured) { s.u = u; s.state.put(PeeringOf(u)) },
-		drop: func(string) { s.u = nil; s.state.put(nil) },
-		keys: func() []string {
-			if s.u == nil {
-				return nil
-			}
-			return []string{keyOf(s.u)}
-		}}
+func (s *GatewaySource) ownPeering() kube.Set {
+	return kube.Set{Name: KindPeering, Resource: objects.Peerings, Namespace: s.self.Namespace,
+		Fields: "metadata.name=" + s.self.Name,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			p := PeeringOf(u)
+			return func(string) { s.u = u; s.state.put(p) }
+		},
+		Drop: func(string, string) { s.u = nil; s.state.put(nil) },
+	}
 }
 
 // members follows the Nodes.
 //
 // +checklocksignore: what it returns is called with mu held
-func (s *GatewaySource) members() followed {
+func (s *GatewaySource) members() kube.Set {
 	w := into(kindNode, "", table[*node](s.state.nodes), readMember)
-	w.whole = func() { s.state.nodesKnown = true }
+	w.Listed = func() { s.state.nodesKnown = true }
 	return w
 }
 
@@ -173,51 +167,35 @@ func (s *GatewaySource) Run(ctx context.Context, g Running) error {
 }
 
 // run is Run without the final status.
-func (s *GatewaySource) run(ctx context.Context, g Running) error {
+func (s *GatewaySource) run(ctx context.Context, g Running) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
-	tasks.Go(func() { s.teller.Run(ctx, g.Speaks) })
-	all, pods := s.watches()
-	for _, w := range append(all, s.services.watches()...) {
-		tasks.Go(func() { s.follow(ctx, w) })
-	}
 	s.services.start(ctx, &tasks, g)
-	tick := time.NewTicker(lookInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.wake:
-		case <-tick.C:
+	all, pods := s.sets()
+	s.loop.Run(ctx, g.Speaks, func() {
+		if err = s.round(func() { tasks.Go(func() { s.loop.Follow(ctx, pods) }) }, g); err != nil {
+			cancel()
 		}
-		more := func(w *followed) { tasks.Go(func() { s.follow(ctx, *w) }) }
-		if err := s.round(more, &pods, g); err != nil {
-			return err
-		}
-		select { // many Pods change at once
-		case <-ctx.Done():
-		case <-time.After(breath):
-		}
-	}
+	}, append(all, s.services.sets()...)...)
+	return err
 }
 
-// watches returns the sets that every gateway follows, and the Pods, which a gateway follows if
+// sets returns the sets that every gateway follows, and the Pods, which a gateway follows if
 // Nodes do not say where pods are.
 //
 // +checklocksignore: what it returns is called with mu held
-func (s *GatewaySource) watches() (all []followed, pods followed) {
-	return []followed{
+func (s *GatewaySource) sets() (all []kube.Set, pods kube.Set) {
+	return []kube.Set{
 		s.ownPeering(),
 		s.members(),
-		into(KindTunnelNode, s.nodes, named[*tunnelNode]{table[*tunnelNode](s.state.tunnels), s.nodes}, readTunnelNode),
+		into(KindTunnelNode, s.nodes, table[*tunnelNode](s.state.tunnels), readTunnelNode),
 	}, into(kindPod, "", s.state.pods, readPod)
 }
 
-// round applies changes and tells of them. It calls more with each set to follow from now on.
-func (s *GatewaySource) round(more func(*followed), pods *followed, g Running) error {
+// round applies changes and tells of them. It calls followPods, once, if the Peering asks for it.
+func (s *GatewaySource) round(followPods func(), g Running) error {
 	speaks := g.Speaks()
 	s.mu.Lock()
 	if !speaks || s.self.Elected {
@@ -229,10 +207,10 @@ func (s *GatewaySource) round(more func(*followed), pods *followed, g Running) e
 		want = append(want, kindPod)
 		if !s.following {
 			s.following = true
-			more(pods)
+			followPods()
 		}
 	}
-	whole := !slices.ContainsFunc(want, func(kind string) bool { return !s.complete[kind] })
+	whole := s.loop.Complete(want...)
 	var plan *Plan
 	var u *unstructured.Unstructured
 	if whole {
@@ -335,8 +313,8 @@ func (s *GatewaySource) tell(plan *Plan, more ...kube.Fault) {
 	if s.refused != "" {
 		plan.Faults = append(plan.Faults, s.refused)
 	}
-	s.teller.Tell(append(s.faults(plan, plan.Faults), more...))
-	s.teller.Wait(plan.Waiting...)
+	s.loop.Teller.Tell(append(s.faults(plan, plan.Faults), more...))
+	s.loop.Teller.Wait(plan.Waiting...)
 }
 
 // faults returns faults of objects. Each has the limit of the object or the field that its text

@@ -33,7 +33,7 @@ func (s *GatewaySource) roundTrip(c *kube.Check) string {
 // writeLater has a plan's status written.
 func (s *GatewaySource) writeLater(u *unstructured.Unstructured, plan *Plan) {
 	plan.Status.Message = message(&plan.Status)
-	s.teller.Status(func(ctx context.Context) { s.writeStatus(ctx, u, &plan.Status) })
+	s.loop.Teller.Status(func(ctx context.Context) { s.writeStatus(ctx, u, &plan.Status) })
 }
 
 // writeStatus writes the Peering's status if it differs from the stored one and is due. After a
@@ -56,7 +56,7 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	client := s.client.Resource(objects.Peerings).Namespace(s.self.Namespace)
+	client := s.loop.Client.Resource(objects.Peerings).Namespace(s.self.Namespace)
 	written, err := client.UpdateStatus(ctx, with(u, "status", next), metav1.UpdateOptions{})
 	if apierrors.IsConflict(err) {
 		s.pace.urgent = nil
@@ -68,7 +68,7 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 		s.pruned = PeeringOf(written).Status.Accepted == nil
 	}
 	if !apierrors.IsNotFound(err) {
-		s.causes.Log(ctx, "update", "peerings/status", err)
+		s.loop.Causes.Log(ctx, "update", "peerings/status", err)
 	}
 	return err
 }
@@ -108,7 +108,7 @@ func (s *GatewaySource) last(ctx context.Context, why error) {
 		if !apierrors.IsConflict(s.writeStatus(ctx, u, &plan.Status)) {
 			return
 		}
-		client := s.client.Resource(objects.Peerings).Namespace(s.self.Namespace)
+		client := s.loop.Client.Resource(objects.Peerings).Namespace(s.self.Namespace)
 		l, err := client.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + s.self.Name}) // it may not get
 		if err != nil || len(l.Items) != 1 {
 			return

@@ -22,6 +22,7 @@ import (
 
 	"culvert/gateway/exports"
 	"culvert/integration/need"
+	"culvert/kube"
 )
 
 func told(namespace, name, address string, ports ...exports.Port) exports.Export {
@@ -368,7 +369,7 @@ func TestImportReturns(t *testing.T) {
 			t.Errorf("another gateway was active, and an import that had gone just before is not kept")
 		}
 		c.imports("", 5)
-		time.Sleep(2 * lookInterval)
+		time.Sleep(2 * kube.Tick)
 		synctest.Wait()
 		for _, name := range []string{"web-shop", "api-shop"} {
 			if uid, _ := c.imported(name); uid != "" {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/exports"
+	"culvert/kube"
 )
 
 const (
@@ -91,7 +92,7 @@ func (m *importer) round(ctx context.Context, x *serviceExchange) {
 		return
 	}
 	s.mu.Lock()
-	whole := s.complete[KindPeering] && s.complete[setImported] && s.complete[setImportedSlices]
+	whole := s.loop.Complete(KindPeering, setImported, setImportedSlices)
 	p, known, heard := s.state.good, x.known, x.heard
 	if s.state.peering == nil || s.state.peering.Deleting {
 		p = nil
@@ -151,7 +152,7 @@ func (j *job) look(namespace string, want map[string]*imported) {
 		return
 	}
 	j.do("list", kindServiceCIDR, "", func(ctx context.Context) error {
-		list, err := j.source.client.Resource(paths[kindServiceCIDR]).List(ctx, metav1.ListOptions{})
+		list, err := j.source.loop.Client.Resource(paths[kindServiceCIDR]).List(ctx, metav1.ListOptions{})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 			return err
 		}
@@ -256,7 +257,7 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 				j.now.Before(j.stuck[set.kind+" "+key].until) {
 				continue
 			}
-			client, uid, refused := j.source.client.Resource(paths[set.kind]).Namespace(at), u.GetUID(), false
+			client, uid, refused := j.source.loop.Client.Resource(paths[set.kind]).Namespace(at), u.GetUID(), false
 			if !j.do("delete", set.kind, at, func(ctx context.Context) error {
 				err := client.Delete(ctx, u.GetName(),
 					metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
@@ -327,7 +328,7 @@ func (j *job) ownerIn(namespace string) *unstructured.Unstructured {
 		return j.owner
 	}
 	j.do("get", kindRole, namespace, func(ctx context.Context) (err error) {
-		j.owner, err = j.source.client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx,
+		j.owner, err = j.source.loop.Client.Resource(paths[kindRole]).Namespace(namespace).Get(ctx,
 			ImportRole(j.source.self.Name), metav1.GetOptions{})
 		return err
 	})
@@ -347,7 +348,7 @@ func (j *job) slice(of *unstructured.Unstructured, x *imported, key string) *uns
 
 // put creates or updates an object of an import. If that fails, it records why and returns nil.
 func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (stored *unstructured.Unstructured) {
-	client := j.source.client.Resource(paths[set]).Namespace(u.GetNamespace())
+	client := j.source.loop.Client.Resource(paths[set]).Namespace(u.GetNamespace())
 	u.Object["apiVersion"], u.Object["kind"] = "v1", kindService // objects of a list lack these
 	if set == setImportedSlices {
 		u.Object["apiVersion"], u.Object["kind"] = "discovery.k8s.io/v1", kindSlice
@@ -383,7 +384,7 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 	if set == setImportedSlices {
 		all, was = j.x.slices, j.slices
 	}
-	j.store(all, keyOf(stored), was[keyOf(stored)], stored)
+	j.store(all, kube.KeyOf(stored), was[kube.KeyOf(stored)], stored)
 	return stored
 }
 
@@ -409,7 +410,7 @@ func (j *job) do(verb, set, namespace string, request func(context.Context) erro
 	ctx, cancel := context.WithTimeout(j.ctx, writeTimeout)
 	defer cancel()
 	err := request(ctx)
-	j.source.causes.Log(ctx, verb, paths[set].Resource, err)
+	j.source.loop.Causes.Log(ctx, verb, paths[set].Resource, err)
 	switch {
 	case err == nil:
 		return true

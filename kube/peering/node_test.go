@@ -334,7 +334,7 @@ func TestLinkName(t *testing.T) {
 // TestNodeRemoves: a Peering that has gone is mentioned until the node has neither its link nor its
 // routes.
 func TestNodeRemoves(t *testing.T) {
-	s := &NodeSource{follower: newFollower(nil, nil)}
+	s := NewNodeSource(nil, "node2", "culvert", NodeNamespace, nil, quiet())
 	link, route := links.Status{Link: node2(t).Plan().Peers[0].Link, State: links.Carried}, remote.Status{Name: "milan"}
 	for _, c := range []struct {
 		links  []links.Status

@@ -37,19 +37,20 @@ type Machine interface {
 // TunnelNode. Nothing is applied before every list is complete; while the API server is away,
 // nothing changes.
 type NodeSource struct {
-	*follower
+	loop              *kube.Loop
 	name              string
 	namespace         string // of TunnelNodes
 	peeringsNamespace string
 	log               *logrus.Entry
-	teller            *kube.Teller
 	now               func() time.Time
-	state             *Node             // +checklocks:mu
-	linkStatuses      []links.Status    // +checklocks:mu
-	routeStatuses     []remote.Status   // +checklocks:mu
-	shown             []NodePeering     // +checklocks:mu
-	refused           map[string]string // Peerings; replaced as a whole; +checklocks:mu
-	uid               string            // of the TunnelNode; "": it is not known yet; +checklocks:mu
+
+	mu            sync.Mutex
+	state         *Node             // +checklocks:mu
+	linkStatuses  []links.Status    // +checklocks:mu
+	routeStatuses []remote.Status   // +checklocks:mu
+	shown         []NodePeering     // +checklocks:mu
+	refused       map[string]string // Peerings; replaced as a whole; +checklocks:mu
+	uid           string            // of the TunnelNode; "": it is not known yet; +checklocks:mu
 
 	// For Run only.
 	appliedLinks []links.Link
@@ -66,14 +67,10 @@ type NodeSource struct {
 // namespace. api are addresses of the API server.
 func NewNodeSource(client dynamic.Interface, name, peerings, tunnelNodes string, api []netip.Addr,
 	log *logrus.Entry) *NodeSource {
-	causes := kube.NewCauses(log)
-	return &NodeSource{
-		follower: newFollower(client, causes), name: name, namespace: tunnelNodes, peeringsNamespace: peerings,
-		log: log, now: time.Now,
-		state: NewNode(name, api),
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: name + "/peerings", Node: name,
-			Instance: name}, log),
-	}
+	s := &NodeSource{name: name, namespace: tunnelNodes, peeringsNamespace: peerings, log: log, now: time.Now,
+		state: NewNode(name, api)}
+	s.loop = newLoop(client, &s.mu, kube.Reporter{Self: name + "/peerings", Node: name, Instance: name}, log)
+	return s
 }
 
 // ReportLinks records the states of the links, ReportRoutes those of the routes.
@@ -81,7 +78,7 @@ func (s *NodeSource) ReportLinks(all []links.Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.linkStatuses = slices.Clone(all)
-	s.signal()
+	s.loop.Wake()
 }
 
 // ReportRoutes is ReportLinks for routes.
@@ -89,39 +86,18 @@ func (s *NodeSource) ReportRoutes(all []remote.Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.routeStatuses = all
-	s.signal()
+	s.loop.Wake()
 }
 
 // Run drives m until ctx ends. Links and routes stay.
 func (s *NodeSource) Run(ctx context.Context, m Machine) {
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	all := s.watches()
-	for _, w := range all {
-		tasks.Go(func() { s.follow(ctx, w) })
-	}
-	tasks.Go(func() { s.teller.Run(ctx, func() bool { return true }) })
-	tick := time.NewTicker(lookInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.wake:
-		case <-tick.C:
-		}
-		s.round(len(all), m)
-		select { // many Services change at once, and each plan looks at all of them
-		case <-ctx.Done():
-		case <-time.After(breath):
-		}
-	}
+	s.loop.Run(ctx, func() bool { return true }, func() { s.round(m) }, s.sets()...)
 }
 
-// round applies changes and tells of them, once that many lists are complete.
-func (s *NodeSource) round(lists int, m Machine) {
+// round applies changes and tells of them, once the lists are complete.
+func (s *NodeSource) round(m Machine) {
 	s.mu.Lock()
-	if len(s.complete) < lists {
+	if !s.loop.Complete(KindPeering, kindNode, kindService) {
 		s.mu.Unlock()
 		return
 	}
@@ -137,17 +113,16 @@ func (s *NodeSource) round(lists int, m Machine) {
 	s.mu.Unlock()
 	if own != nil {
 		now, likely := measured(plan, m), expected(own, here, elsewhere, m)
-		s.teller.Status(func(ctx context.Context) { s.writeTunnelNode(ctx, own, now, likely, status) })
+		s.loop.Teller.Status(func(ctx context.Context) { s.writeTunnelNode(ctx, own, now, likely, status) })
 	}
 }
 
-// watches returns the sets that an agent follows.
+// sets returns the sets that an agent follows.
 //
 // +checklocksignore: what it returns is called with mu held
-func (s *NodeSource) watches() []followed {
-	return []followed{
-		into(KindPeering, s.peeringsNamespace, named[*Peering]{table[*Peering](s.state.peerings), s.peeringsNamespace},
-			PeeringOf),
+func (s *NodeSource) sets() []kube.Set {
+	return []kube.Set{
+		into(KindPeering, s.peeringsNamespace, table[*Peering](s.state.peerings), PeeringOf),
 		into(kindNode, "", table[*node](s.state.nodes), readNode),
 		into(kindService, "", table[*clusterIPs](s.state.services), readService),
 	}
@@ -234,7 +209,7 @@ func (s *NodeSource) tell(status *NodeStatus) {
 					Message: p.Name + ": " + p.Message}})
 		}
 	}
-	s.teller.Tell(all)
+	s.loop.Teller.Tell(all)
 }
 
 // writeTunnelNode creates this node's TunnelNode, or updates it.
@@ -242,9 +217,9 @@ func (s *NodeSource) writeTunnelNode(ctx context.Context, own *node, now, likely
 	s.ways = now.or(s.ways)
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	client := s.client.Resource(objects.TunnelNodes).Namespace(s.namespace)
+	client := s.loop.Client.Resource(objects.TunnelNodes).Namespace(s.namespace)
 	did := func(verb, resource string, u *unstructured.Unstructured, err error) bool {
-		if s.causes.Log(ctx, verb, resource, err); err != nil {
+		if s.loop.Causes.Log(ctx, verb, resource, err); err != nil {
 			s.tunnelNode = nil
 			return false
 		}

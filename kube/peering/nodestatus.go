@@ -21,7 +21,7 @@ func (s *NodeSource) Show(n *control.NodeStatus) {
 	if s.shown == nil {
 		n.Waiting = append(n.Waiting, "the API server's lists of Peerings, Nodes and Services")
 	}
-	if refused := s.causes.Refused(); refused != "" {
+	if refused := s.loop.Causes.Refused(); refused != "" {
 		n.Waiting = append(n.Waiting, refused+": apply the manifest of this version (culvert kube template)")
 	}
 	for _, p := range s.shown {

@@ -226,13 +226,13 @@ func (c *cluster) tell(list ...exports.Export) {
 	c.source.mu.Lock()
 	x.known, x.heard = true, list
 	c.source.mu.Unlock()
-	c.source.signal()
+	c.source.loop.Wake()
 }
 
 // hear is tell, and waits until the gateway has done something about it.
 func (c *cluster) hear(list ...exports.Export) {
 	c.tell(list...)
-	time.Sleep(2 * lookInterval)
+	time.Sleep(2 * kube.Tick)
 	synctest.Wait()
 }
 
@@ -532,7 +532,7 @@ func TestWaysBeforehand(t *testing.T) {
 		defer cancel()
 		tells := func(when, want string) {
 			t.Helper()
-			time.Sleep(2 * lookInterval)
+			time.Sleep(2 * kube.Tick)
 			synctest.Wait()
 			o, err := c.Tracker().Get(paths[KindTunnelNode], NodeNamespace, "node2")
 			need.NoError(t, err)

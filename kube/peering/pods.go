@@ -35,8 +35,6 @@ func newPodIndex() *podIndex {
 		nodes: map[string]*nodePods{}}
 }
 
-func (x *podIndex) keys() []string { return x.pods.keys() }
-
 // set records where a pod is; nil: nowhere. All addresses concerned leave the nodes that have them
 // by the claims so far, then the claims change, then the addresses come to the nodes that have them
 // by the new claims.

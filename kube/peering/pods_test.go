@@ -14,6 +14,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"culvert/integration/need"
+	"culvert/kube"
 	"culvert/kube/service"
 )
 
@@ -49,7 +51,7 @@ func (m *model) see(key string) {
 }
 
 // watched is a GatewaySource without an API server, with the sinks of its watches.
-func (m *model) watched() (*GatewaySource, map[string]sink) {
+func (m *model) watched() (*GatewaySource, map[string]kube.Sink) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	s := NewGatewaySource(nil, rome(m.t).self, NodeNamespace, logrus.NewEntry(log))
@@ -57,11 +59,11 @@ func (m *model) watched() (*GatewaySource, map[string]sink) {
 	for n := 1; n <= 4; n++ {
 		s.state.slices.wanted[service.Name{Namespace: "shop", Name: fmt.Sprint("web", n)}] = true
 	}
-	all, pods := s.watches()
-	all = append(all[1:], pods, s.services.watches()[0], into(kindSlice, "", s.state.slices, readSlice))
-	sinks := map[string]sink{}
+	all, pods := s.sets()
+	all = append(all[1:], pods, s.services.sets()[0], into(kindSlice, "", s.state.slices, readSlice))
+	sinks := map[string]kube.Sink{}
 	for _, w := range all {
-		sinks[w.kind] = sink{s.follower, w}
+		sinks[w.Name] = kube.Sink{Loop: s.loop, Set: w}
 	}
 	return s, sinks
 }
@@ -100,13 +102,13 @@ func (m *model) one(kind string) (key string, u *unstructured.Unstructured) {
 func (m *model) afresh() *Plan {
 	s, sinks := m.watched()
 	for kind, w := range sinks {
-		var list []*unstructured.Unstructured
+		var list []any
 		for _, key := range slices.Sorted(maps.Keys(m.objects[kind])) {
 			u := m.objects[kind][key].DeepCopy()
-			w.trim(u)
+			w.Trim(u)
 			list = append(list, u)
 		}
-		w.Replace(list)
+		need.NoError(m.t, w.Replace(list, ""))
 	}
 	s.state.put(m.peering)
 	return s.state.Plan()
@@ -147,11 +149,12 @@ func TestEventsAreLists(t *testing.T) {
 			kind = kindPod
 		}
 		key, u := m.one(kind)
+		set := sinks[kind]
 		switch m.r.IntN(12) {
 		case 0, 1, 2:
 			if was := m.objects[kind][key]; was != nil {
 				delete(m.objects[kind], key)
-				sinks[kind].Delete(was.DeepCopy())
+				need.NoError(t, set.Delete(was.DeepCopy()))
 				m.see(key)
 			}
 		case 3: // the watch has ended, and what is there is listed
@@ -160,15 +163,15 @@ func TestEventsAreLists(t *testing.T) {
 				key, u = m.one(kind)
 				m.objects[kind][key] = u
 			}
-			var list []*unstructured.Unstructured
+			var list []any
 			for _, o := range m.objects[kind] {
 				c := o.DeepCopy()
 				if m.r.IntN(2) == 0 {
-					sinks[kind].trim(c)
+					set.Trim(c)
 				}
 				list = append(list, c)
 			}
-			sinks[kind].Replace(list)
+			need.NoError(t, set.Replace(list, ""))
 			if kind == kindPod { // what has gone is noticed last
 				for _, key := range slices.Sorted(maps.Keys(m.objects[kind])) {
 					m.see(key)
@@ -184,7 +187,7 @@ func TestEventsAreLists(t *testing.T) {
 			p.Status, m.peering = m.peering.Status, p
 		default:
 			m.objects[kind][key] = u
-			sinks[kind].Add(u.DeepCopy())
+			need.NoError(t, set.Add(u.DeepCopy()))
 			if kind == kindPod {
 				m.see(key)
 			}
@@ -229,7 +232,7 @@ func TestEventsAreLists(t *testing.T) {
 		return len(s.state.pods.claims[a]) == 0
 	})
 	for _, kind := range kinds {
-		sinks[kind].Replace(nil)
+		need.NoError(t, sinks[kind].Replace(nil, ""))
 	}
 	if x := s.state.pods; left || len(x.claims)+len(x.contested)+len(x.nodes)+len(x.pods)+
 		len(s.state.slices.services) > 0 {
@@ -273,8 +276,8 @@ func thief(t *testing.T, victim, lie string) (s *GatewaySource, has func() strin
 			fmt.Sprintf("{metadata: {name: %s, namespace: %s, creationTimestamp: %q}, spec: {nodeName: %s}, status: {phase: Running, podIPs: [{ip: %s}]}}",
 				name, namespace, created, node, ip))
 	}
-	pods.Replace([]*unstructured.Unstructured{at("aaa/thief", "node1", lie, "10.244.9.1"), at("shop/victim", "node2",
-		victim, "10.244.9.2")})
+	need.NoError(t, pods.Replace([]any{at("aaa/thief", "node1", lie, "10.244.9.1"),
+		at("shop/victim", "node2", victim, "10.244.9.2")}, ""))
 	return s, func() string {
 		d := s.state.Plan()
 		store(s.state, d)
@@ -326,19 +329,18 @@ func TestPodTakesNoAddress(t *testing.T) {
 		}
 	}
 	s, has := thief(t, old, young) // the pods of a first list come by age
-	var list []*unstructured.Unstructured
+	s.state.pods = newPodIndex()
+	w := into(kindPod, "", s.state.pods, readPod)
+	var list []any
 	for _, text := range []string{`{metadata: {name: thief, namespace: aaa, creationTimestamp: "` + young +
 		`"}, spec: {nodeName: node1}, status: {podIPs: [{ip: 10.244.9.2}]}}`,
 		`{metadata: {name: victim, namespace: shop, creationTimestamp: "` + old +
 			`"}, spec: {nodeName: node2}, status: {podIPs: [{ip: 10.244.9.2}]}}`} {
-		list = append(list, object(t, text))
+		u := object(t, text)
+		w.Trim(u)
+		list = append(list, u)
 	}
-	s.state.pods = newPodIndex()
-	w := into(kindPod, "", s.state.pods, readPod)
-	for _, u := range list {
-		w.trim(u)
-	}
-	sink{s.follower, w}.Replace(list)
+	need.NoError(t, kube.Sink{Loop: s.loop, Set: w}.Replace(list, ""))
 	if got := has(); !strings.HasPrefix(got, "node2: ") {
 		t.Errorf("by age: %q", got)
 	}

@@ -196,7 +196,7 @@ func TestSlowLists(t *testing.T) {
 			defer s.mu.Unlock()
 			return slices.Contains(s.services.needs(), setExported)
 		}
-		list := func(err error) { s.causes.Log(t.Context(), "list", "services", err) }
+		list := func(err error) { s.loop.Causes.Log(t.Context(), "list", "services", err) }
 		needs()
 		time.Sleep(time.Hour)
 		if !needs() {

@@ -38,12 +38,6 @@ func (s *State) SetUnable(node string, addresses []netip.Prefix) bool {
 	return true
 }
 
-// keepUnable forgets the unable addresses of all other nodes that are not in nodes.
-func (s *State) keepUnable(nodes map[string]bool) {
-	maps.DeleteFunc(s.unable, func(node string, _ []netip.Prefix) bool { return node != s.self && !nodes[node] })
-	s.winners = nil
-}
-
 // maxUnable is the maximum number of addresses of a family in a Lease.
 const maxUnable = 64
 

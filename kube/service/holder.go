@@ -24,13 +24,7 @@ const (
 )
 
 func (s *Source) leases() dynamic.ResourceInterface {
-	return s.client.Resource(objects.Leases).Namespace(s.namespace)
-}
-
-// followLeases follows the Leases of all nodes until ctx ends.
-func (s *Source) followLeases(ctx context.Context) {
-	(&kube.Followed{Client: s.leases(), Resource: objects.Leases.Resource, Labels: leaseLabel + "=" + leaseApp,
-		Into: leaseSink{s}}).Follow(ctx, s.causes)
+	return s.loop.Client.Resource(objects.Leases).Namespace(s.namespace)
 }
 
 // annotationUnable lists, on a Lease, the CIDRs that its node cannot announce.
@@ -52,7 +46,7 @@ func (s *Source) hold(ctx context.Context) {
 		s.tracker.ask(stamp, asked)
 		s.mu.Unlock()
 		err := s.renew(ctx, s.self, stamp)
-		s.causes.Log(ctx, "patch", objects.Leases.Resource, err)
+		s.loop.Causes.Log(ctx, "patch", objects.Leases.Resource, err)
 		s.mu.Lock()
 		wait := time.Until(s.tracker.due(asked))
 		s.mu.Unlock()
@@ -117,48 +111,26 @@ func (s *Source) release() {
 	}
 }
 
-// A leaseSink takes the Leases.
-type leaseSink struct{ *Source }
-
-func (k leaseSink) Add(u *unstructured.Unstructured)         { k.putLeases(false, u) }
-func (k leaseSink) Delete(u *unstructured.Unstructured)      { k.removeLease(u.GetName()) }
-func (k leaseSink) Replace(all []*unstructured.Unstructured) { k.putLeases(true, all...) }
-
-// putLeases records Leases; whole: they are all that exist.
-func (s *Source) putLeases(whole bool, list ...*unstructured.Unstructured) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	nodes, news := map[string]bool{}, whole
-	for _, u := range list {
-		l, ok := readLease(u)
-		if !ok {
-			continue
-		}
-		news = s.tracker.saw(l.node, l.renewed, l.held, time.Now()) || news
+// leaseSet are the Leases of all nodes.
+//
+// +checklocksignore: a Loop holds mu
+func (s *Source) leaseSet() kube.Set {
+	put := func(l lease) {
+		s.moved = s.tracker.saw(l.node, l.renewed, l.held, time.Now()) || s.moved
 		if l.node != s.self {
-			s.wakeIf(s.state.SetUnable(l.node, l.unable))
-		}
-		nodes[l.node] = true
-	}
-	if whole {
-		s.tracker.keep(nodes)
-		s.state.keepUnable(nodes)
-	}
-	if news {
-		s.judge()
-	}
-}
-
-func (s *Source) removeLease(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if node, ok := leaseNode(name); ok {
-		s.tracker.saw(node, "", false, time.Now())
-		if node != s.self {
-			s.state.SetUnable(node, nil)
+			s.changed = s.state.SetUnable(l.node, l.unable) || s.changed
 		}
 	}
-	s.judge()
+	return kube.Set{Name: KindLease, Resource: objects.Leases, Namespace: s.namespace,
+		Labels: leaseLabel + "=" + leaseApp,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			if l, ok := readLease(u); ok {
+				return func(string) { put(l) }
+			}
+			return nil
+		},
+		Drop: func(_, name string) { put(lease{node: strings.TrimPrefix(name, leasePrefix)}) },
+	}
 }
 
 // A lease is the content of a node's Lease.
@@ -198,8 +170,3 @@ func readCIDRs(s string) (all []netip.Prefix) {
 	}
 	return all
 }
-
-// judge moves addresses if nodes have come or gone.
-//
-// +checklocks:s.mu
-func (s *Source) judge() { s.wakeIf(s.state.SetAlive(s.tracker.alive())) }

@@ -81,11 +81,6 @@ func (t *leaseTracker) saw(node, renewed string, held bool, now time.Time) (news
 	return news
 }
 
-// keep forgets all other nodes except those in nodes, which has all existing Leases.
-func (t *leaseTracker) keep(nodes map[string]bool) {
-	maps.DeleteFunc(t.others, func(node string, _ *term) bool { return !nodes[node] })
-}
-
 // end returns when a Lease ends.
 func (t *leaseTracker) end(x *term) time.Time {
 	if grace := t.since.Add(leaseDuration); grace.After(x.ends) {

@@ -90,7 +90,7 @@ func TestLeaseTracker(t *testing.T) {
 	if other(9.5, 9.5)(x) {
 		t.Error("a renewal in time is news")
 	}
-	x.keep(map[string]bool{"n1": true})
+	x.saw("n2", "", false, at(10))
 	if got := x.alive(); !slices.Equal(got, one) {
 		t.Errorf("a Lease that is not there any more: %v", got)
 	}

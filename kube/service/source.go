@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
@@ -20,16 +21,10 @@ import (
 
 // A Source makes a node serve the Services of its cluster. Nothing is served before every list is
 // complete; while the API server is away, nothing changes.
-//
-// Each watch has a goroutine, which changes the State under mu. Run applies the results. A Teller
-// writes Events.
 type Source struct {
-	client dynamic.Interface
-	log    *logrus.Entry
-	causes *kube.Causes
-	teller *kube.Teller
-	wake   chan struct{} // something has changed
-	self   string
+	log  *logrus.Entry
+	loop *kube.Loop
+	self string
 	// namespace is that of Leases, which are used only if addresses are announced at layer 2.
 	namespace string
 	announces bool
@@ -44,12 +39,12 @@ type Source struct {
 	closed  map[Name]error // why health checks are not answered
 	untold  bool           // faults wait for their limits
 
-	mu       sync.Mutex
-	state    *State          // +checklocks:mu
-	complete map[string]bool // +checklocks:mu
-	changed  bool            // +checklocks:mu
-	routed   []netip.Prefix  // of Route; +checklocks:mu
-	tracker  *leaseTracker   // +checklocks:mu
+	mu      sync.Mutex
+	state   *State         // +checklocks:mu
+	changed bool           // +checklocks:mu
+	routed  []netip.Prefix // of Route; +checklocks:mu
+	tracker *leaseTracker  // +checklocks:mu
+	moved   bool           // tracker may know of other nodes that are alive; +checklocks:mu
 	// unable lists the addresses that this node cannot announce, as in its Lease.
 	unable []netip.Prefix // +checklocks:mu
 }
@@ -58,37 +53,18 @@ type Source struct {
 // the settings that no object has. It is inactive until Run.
 func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base *services.Config,
 	log *logrus.Entry) *Source {
-	causes := kube.NewCauses(log)
-	return &Source{
-		client: client, log: log, causes: causes, wake: make(chan struct{}, 1), self: self,
-		teller: kube.NewTeller(kube.Reporter{Client: client, Causes: causes, Self: self, Node: self, Instance: self},
-			log),
-		checks: checks{answering: map[asked]*answering{}},
-		state:  NewState(mode, self, base), complete: map[string]bool{}, tracker: newLeaseTracker(self),
+	s := &Source{
+		log: log, self: self, checks: checks{answering: map[asked]*answering{}},
+		state: NewState(mode, self, base), changed: true, tracker: newLeaseTracker(self),
 		namespace: namespace, announces: len(base.Announce) > 0,
 		serving: make(chan struct{}), ableness: make(chan struct{}, 1),
 	}
+	s.loop = kube.NewLoop(client, &s.mu, kube.Reporter{Self: self, Node: self, Instance: self}, log)
+	return s
 }
 
-// A watched is a kind of objects that a Source follows.
-type watched struct {
-	kind     string
-	resource schema.GroupVersionResource
-	labels   string
-}
-
-func (s *Source) watches() []watched {
-	return []watched{
-		{KindService, objects.Services, "!" + labelHeadless}, {KindSlice, objects.EndpointSlices, "!" + labelHeadless},
-		{KindNode, objects.Nodes, ""},
-	}
-}
-
-const (
-	retry   = time.Second            // between attempts after a refusal
-	forgive = time.Minute            // after which an address refused by the kernel is tried again
-	rest    = 100 * time.Millisecond // maximum pause between two changes; it is as long as the last change took
-)
+// forgive is the time after which an address refused by the kernel is tried again.
+const forgive = time.Minute
 
 // Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried
 // again; a services.ConflictError costs only the addresses that it names.
@@ -96,41 +72,55 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer s.checks.close()
-	for _, w := range s.watches() {
-		f := &kube.Followed{Client: s.client.Resource(w.resource), Resource: w.resource.Resource, Labels: w.labels,
-			Into: sink{s, w.kind}}
-		tasks.Go(func() { f.Follow(ctx, s.causes) })
-	}
-	tasks.Go(func() { s.teller.Run(ctx, func() bool { return true }) })
 	if s.announces {
-		tasks.Go(func() { s.followLeases(ctx) })
 		tasks.Go(func() { s.hold(ctx) })
 	}
-	again := time.NewTicker(retry)
+	again, pardon := time.NewTicker(kube.Tick), time.NewTicker(forgive)
 	defer again.Stop()
-	pardon := time.NewTicker(forgive)
 	defer pardon.Stop()
-	for {
+	s.loop.Run(ctx, func() bool { return true }, func() {
+		s.mu.Lock()
 		select {
-		case <-ctx.Done():
-			return
-		case <-s.wake:
 		case <-again.C:
-			s.mu.Lock()
 			s.changed = s.changed || s.refused != "" || len(s.closed) > 0
-			s.mu.Unlock()
-		case <-pardon.C:
-			s.mu.Lock()
-			s.changed = s.state.Forgive() || s.untold || s.changed
-			s.mu.Unlock()
+		default:
 		}
-		began := time.Now()
-		s.apply(apply)
 		select {
-		case <-ctx.Done():
-		case <-time.After(min(rest, time.Since(began))):
+		case <-pardon.C:
+			s.changed = s.state.Forgive() || s.untold || s.changed
+		default:
+		}
+		if s.moved {
+			s.moved, s.changed = false, s.state.SetAlive(s.tracker.alive()) || s.changed
+		}
+		s.mu.Unlock()
+		s.apply(apply)
+	}, s.sets()...)
+}
+
+// sets are what a node follows.
+//
+// +checklocksignore: a Loop holds mu
+func (s *Source) sets() []kube.Set {
+	set := func(kind string, of schema.GroupVersionResource, labels string) kube.Set {
+		return kube.Set{Name: kind, Resource: of, Labels: labels,
+			Read: func(u *unstructured.Unstructured) func(string) {
+				r := read(objects.Of(kind, u), s.self)
+				return func(string) { s.changed = s.state.put(r) || s.changed }
+			},
+			Drop: func(namespace, name string) {
+				s.changed = s.state.Delete(kind, Name{namespace, name}) || s.changed
+			},
 		}
 	}
+	all := []kube.Set{
+		set(KindService, objects.Services, "!"+labelHeadless),
+		set(KindSlice, objects.EndpointSlices, "!"+labelHeadless), set(KindNode, objects.Nodes, ""),
+	}
+	if s.announces {
+		all = append(all, s.leaseSet())
+	}
+	return all
 }
 
 // HandedOver makes Run leave this node's Lease unchanged at its end: another process serves the
@@ -148,7 +138,7 @@ func (s *Source) Rebase(_ context.Context, base *services.Config) error {
 		return err
 	}
 	s.changed = true
-	signal(s.wake)
+	s.loop.Wake()
 	return nil
 }
 
@@ -159,7 +149,7 @@ func (s *Source) Route(hosts []netip.Prefix) {
 	defer s.mu.Unlock()
 	if !slices.Equal(s.routed, hosts) {
 		s.routed, s.changed = hosts, true
-		signal(s.wake)
+		s.loop.Wake()
 	}
 }
 
@@ -167,12 +157,12 @@ func (s *Source) Route(hosts []netip.Prefix) {
 func (s *Source) apply(serve func(*services.Config) error) {
 	for {
 		s.mu.Lock()
-		if !s.changed || len(s.complete) < len(s.watches()) {
+		if !s.changed || !s.loop.Complete(KindService, KindSlice, KindNode) {
 			s.mu.Unlock()
 			return
 		}
 		waiting := s.state.Waiting()
-		s.teller.Wait(waiting)
+		s.loop.Teller.Wait(waiting)
 		if waiting != "" {
 			s.mu.Unlock()
 			return
@@ -192,7 +182,10 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		// Other refusals change nothing that this node announces.
 		if unable := s.state.Unable(); err == nil && !slices.Equal(unable, s.unable) {
 			s.unable = unable
-			signal(s.ableness)
+			select {
+			case s.ableness <- struct{}{}:
+			default:
+			}
 		}
 		s.mu.Unlock()
 		s.checks.healthy.Store(err == nil)
@@ -207,7 +200,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 			}
 		}
 		s.mu.Unlock()
-		s.untold = s.teller.Tell(faults)
+		s.untold = s.loop.Teller.Tell(faults)
 		switch {
 		case err == nil:
 			if s.refused != "" {
@@ -231,11 +224,4 @@ func (s *Source) refuse(taken *services.ConflictError) bool {
 	news := s.state.Refuse(taken.Addresses)
 	s.changed = s.changed || news
 	return news
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

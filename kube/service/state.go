@@ -206,19 +206,6 @@ func (s *State) Delete(kind string, at Name) bool {
 	return true
 }
 
-// names returns the names of all objects of a kind.
-func (s *State) names(kind string) []Name {
-	switch kind {
-	case KindService:
-		return slices.Collect(maps.Keys(s.services))
-	case KindSlice:
-		return slices.Collect(maps.Keys(s.owners))
-	case KindNode:
-		return slices.Collect(maps.Keys(s.others))
-	}
-	return nil
-}
-
 // Refuse leaves out addresses that the node's kernel routes elsewhere, and reports whether there
 // are new ones.
 func (s *State) Refuse(addresses []netip.Addr) (more bool) {
