@@ -376,6 +376,17 @@ func TestKubeJoin(t *testing.T) {
 					t.Errorf("%s has changed to\n%q\nwant\n%q", p.name, now, had[i])
 				}
 			}
+			out, err := l.culvert(append([]string{"join", "--context=away", "--yes"}, both...)...)
+			if err == nil || !strings.Contains(out, "not reached") ||
+				!strings.Contains(out, "away: cannot be reached") {
+				t.Errorf("with a cluster that cannot be reached: %v: %s", err, out)
+			}
+			for i, p := range []*peeringLab{rome, milan} {
+				if now := p.versions(t); !slices.Equal(now, had[i]) {
+					t.Errorf("with a cluster that cannot be reached, %s has changed to\n%q\nwant\n%q", p.name, now,
+						had[i])
+				}
+			}
 			need.NoError(t, rome.api.admin.delete(object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
 				"metadata": object{"name": "culvert-milan", "namespace": peeringNamespace}}))
 			l.must("", append([]string{"join"}, both...)...)
@@ -406,13 +417,19 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 	for want, args := range map[string]string{
 		"lead to the same cluster":                                         "join --context=admin@rome --context=again --image=x --yes",
 		"away: cannot be reached":                                          "join --context=admin@rome --context=away --image=x --yes",
+		"left out: away: cannot be reached":                                "join --context=admin@rome --context=admin@milan --context=away --image=x",
+		"--endpoint: it is that of one Server for one Client":              "join --context=admin@rome --context=admin@milan --context=away --endpoint=192.0.2.1:1 --yes",
+		"admin@rome and again lead to the same cluster":                    "join --context=admin@rome --context=admin@milan --context=again --image=x --yes",
+		"--pairs: \"rome-turin\" is no two clusters":                       "join --context=admin@rome --context=admin@milan --pairs=rome-turin --image=x --yes",
+		"no pair is left to join":                                          "join --context=admin@rome --context=admin@milan --context=away --pairs=rome-away --image=x --yes",
+		"--context: admin@rome is given twice":                             "join --context=admin@rome --context=admin@rome --image=x --yes",
 		"--image: missing":                                                 "join --context=admin@rome --context=admin@milan --yes",
 		"refused; check the name of the registry":                          "join --context=admin@rome --context=admin@milan --push=127.0.0.1:1/culvert --yes",
 		"no terminal to ask at":                                            "join --context=admin@rome --context=admin@milan --image=x",
-		"is the name of neither cluster":                                   "join --context=admin@rome --context=admin@milan --image=x --pod-cidr turin=10.0.0.0/16",
+		"is the name of no cluster here":                                   "join --context=admin@rome --context=admin@milan --image=x --pod-cidr turin=10.0.0.0/16",
 		"remap of 10.0.0.0/8, pods of milan: no private /8":                "join --context=admin@rome --context=admin@milan --image=x --pod-cidr rome=10.0.0.0/8 --pod-cidr milan=10.0.0.0/8 --avoid 172.16.0.0/12",
 		"culvert: rome: --imports: there is no namespace nowhere; make it": "join --context=admin@rome --context=admin@milan --image=x --imports=rome=nowhere",
-		"--imports: \"turin\" is the name of neither cluster":              "join --context=admin@rome --context=admin@milan --image=x --imports=turin=milan",
+		"--imports: \"turin\" is the name of no cluster here":              "join --context=admin@rome --context=admin@milan --image=x --imports=turin=milan",
 		"there is no Peering turin":                                        "leave --context=admin@rome --peer turin --yes",
 		"nothing was removed there: run the same command when it":          "leave --context=away --all --yes",
 	} {

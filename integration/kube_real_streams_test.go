@@ -197,9 +197,8 @@ func TestKubeClustersStreams(t *testing.T) {
 		})
 		s.beside("that node removed", func() { l.script("leave", "rome", "3") })
 		s.beside("two peerings with turin joined", func() {
-			for _, cluster := range realNames {
-				l.must("join", "--image="+realImage, "--yes", "--context="+cluster, "--context=turin")
-			}
+			l.must("join", "--image="+realImage, "--yes", inBoth[0], inBoth[1], "--context=turin")
+			l.must("verify", inBoth[0], inBoth[1], "--context=turin")
 		})
 		s.beside("and left", func() {
 			for _, cluster := range realNames {

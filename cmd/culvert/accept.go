@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"reflect"
 
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
 	"culvert/kube/join"
-	"culvert/kube/peering"
 )
 
 func newAcceptCommand() *cobra.Command {
@@ -98,7 +96,7 @@ func (x *inviting) complete(i *join.Invitation) error {
 	}
 	ctx, cancel := x.bounded()
 	defer cancel()
-	if err := x.connected(ctx, x.site, i.From); err != nil {
+	if err := x.connected(ctx, x.end); err != nil {
 		return cli.Failed(x.of(err))
 	}
 	status, err := x.Status(ctx, i.From)
@@ -108,6 +106,3 @@ func (x *inviting) complete(i *join.Invitation) error {
 	return printEnds(x.Command, []endReport{{Cluster: x.site.name, Nodes: status.NodesReady, RTT: status.RTT,
 		Sees: sees(x.spec)}})
 }
-
-// same reports whether a Peering already matches the proposal.
-func same(old, spec *peering.Spec) bool { return reflect.DeepEqual(old, spec) }

@@ -2,9 +2,9 @@
 //
 // Two Kubernetes clusters:
 //
-//	culvert join --context NAME --context NAME --push REF | --image IMAGE
+//	culvert join --context NAME --context NAME... --push REF | --image IMAGE
 //	culvert invite | accept FILE
-//	culvert verify --context NAME --context NAME
+//	culvert verify --context NAME --context NAME...
 //	culvert leave --context NAME --peer NAME | --all
 //	culvert kube template
 //	culvert image push REF | save FILE | load

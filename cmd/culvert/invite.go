@@ -15,16 +15,14 @@ import (
 	"culvert/gateway/wgkey"
 	"culvert/kube/deploy"
 	"culvert/kube/join"
-	"culvert/kube/peering"
 )
 
 // inviting is one run of culvert invite or accept, in one cluster.
 type inviting struct {
 	*joiner
-	*site
+	*end
 	name string // of the cluster, by --name
 	peer join.Peer
-	spec *peering.Spec
 }
 
 func newInviteCommand() *cobra.Command {
@@ -74,26 +72,30 @@ func (x *inviting) look(name string) (err error) {
 		}
 		x.contexts = []string{context}
 	}
-	if x.site, err = x.joiner.site(x.Context(), x.contexts[0], deploy.InstallRights()); err == nil {
-		err = x.survey(x.Context(), x.site, name)
+	s, err := x.connect(x.Context(), x.contexts[0], deploy.InstallRights())
+	if err == nil {
+		err = x.survey(x.Context(), s, name)
 	}
-	return x.unchanged((&site{context: x.contexts[0]}).of(err))
+	if err != nil {
+		return x.unchanged((&site{context: x.contexts[0]}).of(err))
+	}
+	x.end = s.end()
+	return nil
 }
 
 // install shows the proposal, asks, and applies it. nonce is that of this cluster's invitation.
 func (x *inviting) install(nonce string) error {
-	spec, lines, err := x.found.Propose(x.peer, netip.Prefix{}, nil)
-	if err != nil {
+	var err error
+	if x.spec, x.lines, err = x.found.Propose(x.peer, netip.Prefix{}, nil); err != nil {
 		return x.of(err)
 	}
-	if err := x.wanted(x.site, spec, &lines); err != nil {
+	if err := x.wanted(x.end); err != nil {
 		return x.unchanged(x.of(err))
 	}
-	if err := x.show(x.site, spec.Role, lines); err != nil {
+	if err := x.show([]*end{x.end}); err != nil {
 		return err
 	}
-	x.spec = spec
-	if old := x.found.Old(x.peer.Name); old == nil || !same(old, spec) || *x.had != *x.wants {
+	if !x.stands() {
 		if err := x.confirm("Apply this?"); err != nil {
 			return err
 		}
@@ -104,13 +106,13 @@ func (x *inviting) install(nonce string) error {
 	ctx, cancel := x.bounded()
 	defer cancel()
 	x.say("%s: installing", x.site.name)
-	if err := x.Install(ctx, x.site.plan); err != nil {
+	if err := x.Install(ctx, x.plan); err != nil {
 		return cli.Failed(x.of(err))
 	}
-	if err := x.ApplyPeering(ctx, spec, x.found.Notes(spec, nonce, x.found.Reached(x.peer.Name))); err != nil {
+	if err := x.ApplyPeering(ctx, x.spec, x.found.Notes(x.spec, nonce, x.found.Reached(x.peer.Name))); err != nil {
 		return cli.Failed(x.of(err))
 	}
-	if err := x.site.lacksGateway(); err != nil {
+	if err := x.lacksGateway(); err != nil {
 		return cli.Failed(x.of(err))
 	}
 	return nil
@@ -135,7 +137,7 @@ func (x *inviting) invite() error {
 	}
 	ctx, cancel := x.bounded()
 	defer cancel()
-	endpoint, err := x.reached(ctx, x.site, x.peer.Name, "")
+	endpoint, err := x.reached(ctx, x.end, "")
 	if err != nil {
 		return cli.Failed(x.of(err))
 	}
@@ -146,7 +148,7 @@ func (x *inviting) invite() error {
 func (x *inviting) print(i *join.Invitation) error {
 	ctx, cancel := x.bounded()
 	defer cancel()
-	text, err := x.key(ctx, x.site, x.peer.Name)
+	text, err := x.key(ctx, x.end)
 	if err == nil {
 		i.Key, err = wgkey.Parse(text)
 	}

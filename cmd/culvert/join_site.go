@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,16 +51,44 @@ type joiner struct {
 // A site is one of the clusters.
 type site struct {
 	*deploy.Cluster
-	context, version, name string
-	imports                string // namespace given by the user
-	found                  *join.Cluster
-	had, wants             *manifests.Gateway // what is installed, and what should be
-	plan                   *deploy.Plan
+	context, version, name, id string
+	imports                    string // namespace given by the user
+	found                      *join.Cluster
+	installing                 sync.Mutex // of what its ends share
+}
+
+// An end is a cluster's end of one peering: what is there, and what is wanted.
+type end struct {
+	*site
+	title      string // what messages call it
+	spec       *peering.Spec
+	lines      []join.Line // about spec
+	had, wants *manifests.Gateway
+	plan       *deploy.Plan
+}
+
+func (s *site) end() *end { return &end{site: s, title: s.name} }
+
+// of adds the end's title to an error.
+func (e *end) of(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", e.title, err)
+}
+
+// stands reports whether all that is wanted is there.
+func (e *end) stands() bool {
+	old := e.found.Old(e.spec.Peer)
+	return old != nil && reflect.DeepEqual(old, e.spec) && *e.had == *e.wants
 }
 
 func (j *joiner) addCluster(cmd *cobra.Command, contexts string) {
 	j.Command = cmd
+	var one sync.Mutex // pairs speak side by side
 	j.say = func(format string, args ...any) {
+		one.Lock()
+		defer one.Unlock()
 		w := cmd.ErrOrStderr()
 		fmt.Fprintln(w, cli.Wrap(fmt.Sprintf(format, args...), cli.Width(w)))
 	}
@@ -194,8 +224,8 @@ func (j *joiner) lacks(s *site) string {
 	return strings.Join(lacking, " and ")
 }
 
-// site connects to the cluster of a context, and checks the user's rights.
-func (j *joiner) site(ctx context.Context, name string, rights []deploy.Right) (*site, error) {
+// connect returns the cluster of a context, and checks the user's rights.
+func (j *joiner) connect(ctx context.Context, name string, rights []deploy.Right) (*site, error) {
 	o := operator{kubeconfig: j.kubeconfig, context: name}
 	config, err := o.config()
 	if err != nil {
@@ -241,17 +271,17 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 
 // notes returns the annotations of a Peering that culvert join writes; endpoint is the one that was
 // found, if any.
-func (s *site) notes(spec *peering.Spec, endpoint string) map[string]string {
-	return s.found.Notes(spec, s.found.Nonce(spec.Peer), endpoint)
+func (e *end) notes(endpoint string) map[string]string {
+	return e.found.Notes(e.spec, e.found.Nonce(e.spec.Peer), endpoint)
 }
 
 // lacksGateway returns an error if nobody but another program, such as Helm, can make the gateway.
-func (s *site) lacksGateway() error {
-	if s.plan.Owner == "" || s.had.Replicas > 0 {
+func (e *end) lacksGateway() error {
+	if e.plan.Owner == "" || e.had.Replicas > 0 {
 		return nil
 	}
 	return fmt.Errorf("the Peering is there, and its gateway is not: set %s in the values of %s, then run the same "+
-		"command again", s.wants.Values(s.had), s.plan.Owner)
+		"command again", e.wants.Values(e.had), e.plan.Owner)
 }
 
 // of adds the name of the cluster to an error.
@@ -266,9 +296,9 @@ func (s *site) of(err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// waiting returns a function that prints what a cluster waits for.
-func (j *joiner) waiting(s *site) func(string) {
-	return func(missing string) { j.say("%s: waiting: %s", s.name, missing) }
+// waiting returns a function that prints what a cluster, or an end, waits for.
+func (j *joiner) waiting(title string) func(string) {
+	return func(missing string) { j.say("%s: waiting: %s", title, missing) }
 }
 
 // bounded returns a context that limits a wait.
@@ -308,43 +338,77 @@ func (j *joiner) unchanged(err error) error {
 	return err
 }
 
-// show prints what a cluster has and what it will get.
-func (j *joiner) show(s *site, role string, lines []join.Line) error {
-	out := j.ErrOrStderr()
+// show prints what a cluster has and what its ends will get.
+func (j *joiner) show(ends []*end) error {
+	out, s := j.ErrOrStderr(), ends[0].site
+	print := func(lines []join.Line) error {
+		t := cli.NewTable(out)
+		for _, l := range lines {
+			fmt.Fprintf(t, "  %s\t%s\t%s\n", l.What, l.Value, l.Source)
+		}
+		return t.Flush()
+	}
 	nodes := "nodes"
 	if s.found.Nodes == 1 {
 		nodes = "node"
 	}
-	fmt.Fprintf(out, "%s (context %s, Kubernetes %s, %d %s), %s:\n", s.name, s.context, s.version,
-		s.found.Nodes, nodes, role)
-	t := cli.NewTable(out)
-	for _, l := range lines {
-		fmt.Fprintf(t, "  %s\t%s\t%s\n", l.What, l.Value, l.Source)
+	title := s.name
+	if len(ends) == 1 {
+		title = ends[0].title
 	}
-	return t.Flush()
+	fmt.Fprintf(out, "%s (context %s, Kubernetes %s, %d %s)", title, s.context, s.version, s.found.Nodes, nodes)
+	if len(ends) == 1 {
+		fmt.Fprintf(out, ", %s:\n", ends[0].spec.Role)
+		return print(ends[0].lines)
+	}
+	fmt.Fprintln(out, ":")
+	inAll := func(l join.Line) bool {
+		return !slices.ContainsFunc(ends, func(e *end) bool { return !slices.Contains(e.lines, l) })
+	}
+	var shared []join.Line
+	for _, l := range ends[0].lines {
+		if inAll(l) {
+			shared = append(shared, l)
+		}
+	}
+	if err := print(shared); err != nil {
+		return err
+	}
+	for _, e := range ends {
+		fmt.Fprintf(out, "%s with %s, %s", s.name, e.spec.Peer, e.spec.Role)
+		if e.stands() {
+			fmt.Fprintln(out, ": as it is")
+			continue
+		}
+		fmt.Fprintln(out, ":")
+		if err := print(slices.DeleteFunc(slices.Clone(e.lines), inAll)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // wanted decides the parts of a Peering and its gateway that depend on the user or on the present
 // installation: image, Service, number of pods, and the namespace for imports. It adds them to
-// lines.
-func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err error) {
-	peer, role := spec.Peer, spec.Role
-	if s.had, err = s.Installed(j.Context(), peer, spec.Imports); err != nil {
+// the lines.
+func (j *joiner) wanted(e *end) (err error) {
+	spec, peer, role := e.spec, e.spec.Peer, e.spec.Role
+	if e.had, err = e.Installed(j.Context(), peer, spec.Imports); err != nil {
 		return err
 	}
-	spec.Imports = cmp.Or(s.imports, spec.Imports)
-	s.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, s.had.Image), Expose: j.expose,
-		Imports: spec.Imports, Replicas: cmp.Or(j.replicas, s.had.Replicas, 1)}
-	if *s.had != *s.wants && spec.Imports != "" {
-		if err := s.CanImport(j.Context(), s.wants); err != nil {
+	spec.Imports = cmp.Or(e.imports, spec.Imports)
+	e.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, e.had.Image), Expose: j.expose,
+		Imports: spec.Imports, Replicas: cmp.Or(j.replicas, e.had.Replicas, 1)}
+	if *e.had != *e.wants && spec.Imports != "" {
+		if err := e.CanImport(j.Context(), e.wants); err != nil {
 			return err
 		}
 	}
-	if s.wants.Image == "" {
+	if e.wants.Image == "" {
 		return errors.New("--image: missing; name culvert's image in a registry that all nodes reach, or push this program there " +
 			"with --push, such as registry.example/culvert:1.0")
 	}
-	if lacking := j.lacks(s); lacking != "" {
+	if lacking := j.lacks(e.site); lacking != "" {
 		return fmt.Errorf("--push: nodes are of %s, and this program is for %s; put culvert-linux-%[1]s of the same "+
 			"release beside it, or push it with culvert image push --binary and give --image", lacking,
 			strings.Join(j.packed.Archs, " and "))
@@ -352,61 +416,61 @@ func (j *joiner) wanted(s *site, spec *peering.Spec, lines *[]join.Line) (err er
 	why := "--expose"
 	switch {
 	case role == "Client":
-		s.wants.Expose, why = "ClusterIP", ""
+		e.wants.Expose, why = "ClusterIP", ""
 	case j.expose != "":
-	case s.had.Expose == "LoadBalancer" || s.had.Expose == "NodePort":
-		s.wants.Expose, why = s.had.Expose, "as it is"
-	case s.found.Balanced:
-		s.wants.Expose, why = "LoadBalancer", "load balancers of this cluster have addresses"
+	case e.had.Expose == "LoadBalancer" || e.had.Expose == "NodePort":
+		e.wants.Expose, why = e.had.Expose, "as it is"
+	case e.found.Balanced:
+		e.wants.Expose, why = "LoadBalancer", "load balancers of this cluster have addresses"
 	default:
-		s.wants.Expose, why = "NodePort", "no load balancer of this cluster has an address"
+		e.wants.Expose, why = "NodePort", "no load balancer of this cluster has an address"
 	}
 	if why != "" {
-		*lines = append(*lines, join.Line{What: "reached by", Value: s.wants.Expose, Source: why})
+		e.lines = append(e.lines, join.Line{What: "reached by", Value: e.wants.Expose, Source: why})
 	}
-	if s.wants.Replicas > 1 {
-		*lines = append(*lines, join.Line{What: "pods", Value: strconv.Itoa(s.wants.Replicas), Source: "one forwards"})
+	if e.wants.Replicas > 1 {
+		e.lines = append(e.lines, join.Line{What: "pods", Value: strconv.Itoa(e.wants.Replicas), Source: "one forwards"})
 	}
 	if spec.Imports != "" {
 		source := "as it is"
-		if s.imports != "" {
+		if e.imports != "" {
 			source = "--imports"
 		}
-		*lines = append(*lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
+		e.lines = append(e.lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
 			Source: source})
 	}
-	name, digest, _ := strings.Cut(s.wants.Image, "@") // in the last column, which wraps
+	name, digest, _ := strings.Cut(e.wants.Image, "@") // in the last column, which wraps
 	if j.packed != nil {
 		digest = "this program; " + digest
 	}
-	*lines = append(*lines, join.Line{What: "image", Value: name, Source: digest})
-	if role == "Server" && s.wants.Expose == "NodePort" && j.endpoint == "" && !s.found.Address.IsValid() {
+	e.lines = append(e.lines, join.Line{What: "image", Value: name, Source: digest})
+	if role == "Server" && e.wants.Expose == "NodePort" && j.endpoint == "" && !e.found.Address.IsValid() {
 		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
 	}
-	return j.rehearse(s, spec, lines)
+	return j.rehearse(e)
 }
 
 // rehearse has the API server check everything before anything is changed. Of what somebody else
 // owns, nothing is changed later either.
-func (j *joiner) rehearse(s *site, spec *peering.Spec, lines *[]join.Line) (err error) {
-	if s.plan, err = s.Rehearse(j.Context(), s.wants, spec, s.notes(spec, "")); err != nil {
+func (j *joiner) rehearse(e *end) (err error) {
+	if e.plan, err = e.Rehearse(j.Context(), e.wants, e.spec, e.notes("")); err != nil {
 		return err
 	}
-	for _, label := range s.plan.Kept {
-		*lines = append(*lines, join.Line{What: "stays", Value: label,
+	for _, label := range e.plan.Kept {
+		e.lines = append(e.lines, join.Line{What: "stays", Value: label,
 			Source: "somebody else has set it, and gateways fit in"})
 	}
-	if s.plan.Owner == "" {
+	if e.plan.Owner == "" {
 		return nil
 	}
-	if s.had.Replicas > 0 && spec.Role == "Client" {
-		s.wants.Expose = s.had.Expose // which nobody uses
+	if e.had.Replicas > 0 && e.spec.Role == "Client" {
+		e.wants.Expose = e.had.Expose // which nobody uses
 	}
-	text := s.wants.Values(s.had)
+	text := e.wants.Values(e.had)
 	if text == "" {
 		text = "nothing"
 	}
-	*lines = append(*lines, join.Line{What: "installed by", Value: s.plan.Owner,
+	e.lines = append(e.lines, join.Line{What: "installed by", Value: e.plan.Owner,
 		Source: "nothing of it is changed here: only the Peering is made"},
 		join.Line{What: "change there", Value: text, Source: "in its values, as of the chart"})
 	return nil

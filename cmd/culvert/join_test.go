@@ -3,6 +3,10 @@
 package main
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -10,10 +14,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
+	"culvert/integration/need"
 	"culvert/kube/deploy"
 	"culvert/kube/image"
 	"culvert/kube/join"
 	"culvert/kube/manifests"
+	"culvert/kube/peering"
 )
 
 // TestJoinFlags: faults of flags are reported before any cluster is asked.
@@ -44,7 +50,7 @@ func TestWaitingFits(t *testing.T) {
 	j.addCluster(cmd, "`NAME`")
 	const missing = "Accepted: spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains 172.18.0.60, an address of the API server; " +
 		"TunnelNode rome-2: spec.local: 172.18.0.2 is of node rome-1"
-	j.waiting(&site{name: "rome"})(missing)
+	j.waiting("rome")(missing)
 	for line := range strings.Lines(page.String()) {
 		if n := utf8.RuneCountInString(line) - 1; n > page.Columns {
 			t.Errorf("%d columns: %s", n, line)
@@ -71,8 +77,8 @@ func TestLacksGateway(t *testing.T) {
 				"Helm's release kube-system/culvert, then run the same command again"},
 	} {
 		had := &manifests.Gateway{Peering: "milan", Image: "x", Replicas: c.replicas}
-		s := &site{plan: &deploy.Plan{Owner: c.owner}, had: had, wants: wants}
-		err := s.lacksGateway()
+		e := &end{plan: &deploy.Plan{Owner: c.owner}, had: had, wants: wants}
+		err := e.lacksGateway()
 		if (err == nil) != (c.want == "") || err != nil && !strings.HasSuffix(err.Error(), c.want) {
 			t.Errorf("%q, %d pods: %v, want %q", c.owner, c.replicas, err, c.want)
 		}
@@ -95,5 +101,108 @@ func TestPushLacks(t *testing.T) {
 		if got := j.lacks(s); got != c.want {
 			t.Errorf("%v: %q, want %q", c.packed, got, c.want)
 		}
+	}
+}
+
+// TestPairsOf: pairs are all, or those that are named, each once. What names no pair, or two, is
+// refused.
+func TestPairsOf(t *testing.T) {
+	names := []string{"rome", "milan", "rome-milan", "milan-rome"}
+	for text, want := range map[string]string{
+		"": "[[rome milan] [rome rome-milan] [milan rome-milan] [rome milan-rome] [milan milan-rome] " +
+			"[rome-milan milan-rome]]",
+		"milan-rome":                       "[[rome milan]]",
+		"rome-milan,milan-rome,rome-milan": "[[rome milan]]",
+		"milan-milan-rome,rome-milan":      "[[milan milan-rome] [rome milan]]",
+		"rome-milan,rome-milan-rome": `--pairs: "rome-milan-rome" may be rome and rome-milan or rome and milan-rome; ` +
+			"give other names by --name",
+		"rome-turin": `--pairs: "rome-turin" is no two clusters with a dash between them; they are rome, milan, ` +
+			"rome-milan, milan-rome",
+		"rome-rome": `--pairs: "rome-rome" is no two clusters`,
+		"rome":      `--pairs: "rome" is no two clusters`,
+	} {
+		var texts []string
+		if text != "" {
+			texts = strings.Split(text, ",")
+		}
+		pairs, err := pairsOf(texts, names)
+		got := fmt.Sprint(pairs)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.HasPrefix(got, want) {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}
+
+// TestShowAll: lines that all ends of a cluster share are printed once, and of an end that stands
+// there is one line. A cluster that no pair names is left out.
+func TestShowAll(t *testing.T) {
+	of := func(name string, n int) *site {
+		return &site{name: name, context: "admin@" + name, version: "1.36.0", found: &join.Cluster{Nodes: n}}
+	}
+	rome, milan, turin, genoa := of("rome", 2), of("milan", 1), of("turin", 3), of("genoa", 1)
+	ended := func(s, peer *site, role string, lines ...join.Line) *end {
+		e := s.end()
+		e.title += " with " + peer.name
+		e.spec, e.lines = &peering.Spec{Peer: peer.name, Role: role}, lines
+		return e
+	}
+	pods, image := join.Line{What: "pods", Value: "10.0.0.0/16"}, join.Line{What: "image", Value: "x"}
+	x := &joining{joiner: &joiner{}, sites: []*site{rome, milan, genoa, turin}, pairs: []*pair{
+		{ends: [2]*end{ended(rome, milan, "Client", pods, join.Line{What: "tunnels", Value: "10.80.0.0/22"}, image),
+			ended(milan, rome, "Server", pods, image)}},
+		{ends: [2]*end{ended(turin, rome, "Client", pods), ended(rome, turin, "Server", pods,
+			join.Line{What: "tunnels", Value: "10.80.4.0/22", Source: "chosen"}, image)}}}}
+	out := &bytes.Buffer{}
+	x.addCluster(&cobra.Command{}, "`NAME`")
+	x.SetErr(out)
+	need.NoError(t, x.showAll())
+	if want := `rome (context admin@rome, Kubernetes 1.36.0, 2 nodes):
+pods 10.0.0.0/16
+image x
+rome with milan, Client:
+tunnels 10.80.0.0/22
+rome with turin, Server:
+tunnels 10.80.4.0/22 chosen
+milan with rome (context admin@milan, Kubernetes 1.36.0, 1 node), Server:
+pods 10.0.0.0/16
+image x
+turin with rome (context admin@turin, Kubernetes 1.36.0, 3 nodes), Client:
+pods 10.0.0.0/16
+`; fold(out.String()) != want {
+		t.Errorf("%s\nwant\n%s", out, want)
+	}
+}
+
+// TestMatrix: the matrix says of each pair how its ends see each other, or why they do not.
+func TestMatrix(t *testing.T) {
+	of := func(name string) *site { return &site{name: name, context: "admin@" + name} }
+	rome, milan, turin, genoa := of("rome"), of("milan"), of("turin"), of("genoa")
+	x := &joining{joiner: &joiner{contexts: []string{"admin@rome", "admin@milan", "admin@turin", "admin@bari",
+		"admin@genoa"}}, sites: []*site{rome, milan, turin, genoa}}
+	x.pairs = []*pair{{ends: [2]*end{rome.end(), milan.end()}}, {ends: [2]*end{rome.end(), turin.end()},
+		err: errors.New("no")}}
+	pods := func(cidr string) []seenAs {
+		return []seenAs{{What: "pods", As: cidr}, {What: "nodes and Services", As: "10.70.0.0/23"}}
+	}
+	out := &bytes.Buffer{}
+	cmd := &cobra.Command{}
+	cmd.SetOut(out)
+	need.NoError(t, x.printMatrix(cmd, []endReport{{Cluster: "rome", Peer: "milan", Sees: pods("10.61.0.0/16")},
+		{Cluster: "milan", Peer: "rome", Sees: append(pods("10.60.0.0/16"), pods("10.62.0.0/16")...)}}))
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		got = append(got, strings.Join(strings.Fields(line), " "))
+	}
+	if want := []string{
+		"Pods of each cluster (column) as each other cluster (line) sees them:", "rome milan turin bari genoa",
+		"rome – 10.61.0.0/16 failed not reached not joined",
+		"milan 10.60.0.0/16,10.62.0.0/16 – not joined not reached not joined",
+		"turin failed not joined – not reached not joined", "bari not reached not reached not reached – not reached",
+		"genoa not joined not joined not joined not reached –",
+	}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

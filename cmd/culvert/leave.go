@@ -68,7 +68,7 @@ func (j *joiner) leave(peer string) error {
 	var sites []leaving
 	var unreached []error
 	for _, name := range j.contexts {
-		s, err := j.site(j.Context(), name, deploy.LeaveRights())
+		s, err := j.connect(j.Context(), name, deploy.LeaveRights())
 		var names []string
 		if err == nil {
 			s.name = name
@@ -116,9 +116,9 @@ func (j *joiner) leaveOne(s leaving, peer string) (err error) {
 	ctx, cancel := j.bounded()
 	defer cancel()
 	if peer != "" {
-		err = s.Leave(ctx, peer, j.waiting(s.site))
+		err = s.Leave(ctx, peer, j.waiting(s.name))
 	} else {
-		err = s.LeaveAll(ctx, j.waiting(s.site))
+		err = s.LeaveAll(ctx, j.waiting(s.name))
 	}
 	if err != nil {
 		return s.of(err)

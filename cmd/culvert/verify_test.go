@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"culvert/cmd/internal/cli"
+	"culvert/integration/need"
 	"culvert/kube/verify"
 	"culvert/kube/verify/probe"
 )
@@ -20,9 +22,9 @@ import (
 func TestVerifyFlags(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	for args, want := range map[string]string{
-		"":                                "--context: want two, one of each cluster",
-		"--context a":                     "--context: want two",
-		"--context a --context a":         "--context: want two",
+		"":                                "--context: give two or more, one for each cluster",
+		"--context a":                     "--context: give two or more",
+		"--context a --context a":         "--context: a is given twice",
 		"--context a --context b -o yaml": "--output: want text or json",
 		"--context a --context b --kubeconfig " + none: none,
 	} {
@@ -41,7 +43,7 @@ func TestVerifyPrints(t *testing.T) {
 			Answer: probe.Answer{Error: "no answer"}, Faults: []string{"no answer"}}},
 		Findings: []verify.Finding{{Cluster: "milan", Wrong: true, Text: "the gateway is down"}, {Text: "slow"}}}
 	var out strings.Builder
-	err := printVerified(&out, r)
+	err := errors.Join(printVerified(&out, r), verifyVerdict(r))
 	const want = `rome: Peering milan, gateway on node rome-1, 10 of 12 nodes are asked (--all-nodes asks all)
 milan: Peering rome, gateway on node none, 1 nodes
 
@@ -144,4 +146,61 @@ func TestProbe(t *testing.T) {
 		!strings.Contains(diag, "token: 5 bytes; want 16") {
 		t.Errorf("status %d: %s", status, diag)
 	}
+}
+
+// TestVerifyPairs: the table says of each pair how many paths work, and in which direction, or why
+// none was asked. Two clusters that are not joined are no fault beside two that are.
+func TestVerifyPairs(t *testing.T) {
+	clusters := []verify.Joined{{Cluster: "rome", Context: "admin@rome"}, {Cluster: "milan", Context: "milan"}}
+	good := verify.Path{From: "rome/a", To: "milan/b"}
+	bad := verify.Path{From: "milan/b", To: "NodePort rome/a", Faults: []string{"no answer"}}
+	own := verify.Path{From: "milan/b", To: "milan/c"}
+	wrong := &verifiedPair{Contexts: [2]string{"admin@rome", "milan"}, Joined: true, Report: &verify.Report{
+		Clusters: clusters, Paths: []verify.Path{good, good, bad, own},
+		Findings: []verify.Finding{{Cluster: "milan", Wrong: true, Text: "the gateway is down"}, {Text: "slow"}}}}
+	apart := &verifiedPair{Contexts: [2]string{"admin@rome", "turin"}, err: errors.New("no Peering joins them")}
+	away := &verifiedPair{Contexts: [2]string{"milan", "turin"}, Joined: true, err: errors.New("cannot be reached")}
+	well := &verifiedPair{Contexts: wrong.Contexts, Joined: true, Report: &verify.Report{OK: true, Clusters: clusters,
+		Paths: []verify.Path{good}}}
+	for _, c := range []struct {
+		pairs    []*verifiedPair
+		out, err string
+	}{
+		{[]*verifiedPair{wrong, apart, away}, `            admin@rome    milan  turin
+admin@rome  –             2 ok   not joined
+milan       1 of 1 wrong  –      not asked
+turin       not joined    not asked  –
+wrong: admin@rome and milan: milan: the gateway is down
+`, "admin@rome and milan: verify: 1 of 4 paths have faults; correct what is wrong above\n" +
+			"milan and turin: cannot be reached"},
+		{[]*verifiedPair{well, apart}, `            admin@rome  milan  turin
+admin@rome  –           1 ok   not joined
+milan       0 ok        –      –
+turin       not joined  –      –
+All is well.
+`, ""},
+		{[]*verifiedPair{apart}, "", "no two of these clusters are joined: culvert join"},
+	} {
+		var out strings.Builder
+		err := printVerifiedPairs(&out, []string{"admin@rome", "milan", "turin"}, c.pairs)
+		need.NoError(t, err)
+		if fold(out.String()) != fold(c.out) && c.out != "" {
+			t.Errorf("%s\nwant\n%s", out.String(), c.out)
+		}
+		text := ""
+		if err := verdictOfPairs(c.pairs); err != nil {
+			text = err.Error()
+		}
+		if text != c.err {
+			t.Errorf("%q, want %q", text, c.err)
+		}
+	}
+}
+
+// fold makes each run of spaces one.
+func fold(text string) (folded string) {
+	for line := range strings.Lines(text) {
+		folded += strings.Join(strings.Fields(line), " ") + "\n"
+	}
+	return folded
 }

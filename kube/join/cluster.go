@@ -45,7 +45,8 @@ type Cluster struct {
 	peerings []*peering.Peering
 	specs    map[string]*peering.Spec
 	notes    map[string]map[string]string
-	hosts    []netip.Addr // of nodes
+	hosts    []netip.Addr              // of nodes
+	planned  map[string][]netip.Prefix // by peer: CIDRs of Peerings that are proposed
 }
 
 // maxCIDRs is the maximum number of pod CIDRs in a Peering.

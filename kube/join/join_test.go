@@ -239,6 +239,31 @@ func TestPair(t *testing.T) {
 	}
 }
 
+// TestPairs: ten clusters with the same CIDRs are joined, each with each other. No end gets a CIDR
+// of another end of its cluster.
+func TestPairs(t *testing.T) {
+	var all []*Cluster
+	for i := range 10 {
+		all = append(all, cluster(t, fmt.Sprint("c", i), fmt.Sprintf("172.%d.0", 16+i)))
+	}
+	given := map[*Cluster][]*peering.Spec{}
+	for i, b := range all {
+		for _, a := range all[:i] {
+			specs, _, err := Pair(a, b, "")
+			need.NoError(t, err)
+			given[a], given[b] = append(given[a], specs[0]), append(given[b], specs[1])
+		}
+	}
+	for c, specs := range given {
+		if len(specs) != len(all)-1 {
+			t.Fatalf("%s: %d ends", c.Name, len(specs))
+		}
+		for _, s := range specs {
+			good(t, c, s)
+		}
+	}
+}
+
 // TestPairAgain: Peerings keep their ranges, even where others would be chosen today, and another
 // Peering gets different ones.
 func TestPairAgain(t *testing.T) {

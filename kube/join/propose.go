@@ -70,7 +70,26 @@ func (c *Cluster) newChooser(peer string, beside []netip.Prefix) *chooser {
 			x.take("Peering "+p.Metadata.Name, seenAs(r))
 		}
 	}
+	for _, name := range sortedKeys(c.planned) {
+		if name != peer {
+			for _, q := range c.planned[name] {
+				x.take("the Peering with "+name, q)
+			}
+		}
+	}
 	return x
+}
+
+// plan makes the CIDRs of a proposal taken for other Peerings.
+func (c *Cluster) plan(spec *peering.Spec) {
+	all := prefixes(spec.InternalCIDR, spec.Local.ExternalCIDR)
+	for _, r := range remapsOf(spec) {
+		all = append(all, seenAs(r))
+	}
+	if c.planned == nil {
+		c.planned = map[string][]netip.Prefix{}
+	}
+	c.planned[spec.Peer] = all
 }
 
 func (x *chooser) take(name string, p netip.Prefix) {
@@ -342,7 +361,7 @@ func private(p netip.Prefix) bool {
 }
 
 // Pair proposes both ends of a peering, of the client first. endpoint is the server's; "" if it is
-// not known yet.
+// not known yet. What later calls propose for other peers of these clusters overlaps nothing of it.
 func Pair(client, server *Cluster, endpoint string) (specs [2]*peering.Spec, lines [2][]Line, err error) {
 	ends := [2]*Cluster{client, server}
 	var externals [2]netip.Prefix
@@ -365,6 +384,7 @@ func Pair(client, server *Cluster, endpoint string) (specs [2]*peering.Spec, lin
 		if specs[i], lines[i], err = c.Propose(peer, externals[i], beside[i]); err != nil {
 			return specs, lines, fmt.Errorf("%s: %w", c.Name, err)
 		}
+		c.plan(specs[i])
 		for _, r := range specs[i].Remote.PodCIDRs {
 			beside[1-i] = append(beside[1-i], prefixes(r.Remap)...)
 		}

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,10 +40,27 @@ func pair(a, b *Snapshot) (p, q *peering.Peering, err error) {
 		}
 	}
 	if p == nil {
-		return nil, nil, fmt.Errorf("no Peering joins them: the first has %s, the second has %s", list(a.Peerings),
+		err := fmt.Errorf("no Peering joins them: the first has %s, the second has %s", list(a.Peerings),
 			list(b.Peerings))
+		if !names(a, b) && !names(b, a) {
+			err = notJoined{err}
+		}
+		return nil, nil, err
 	}
 	return p, q, nil
+}
+
+// notJoined is the error for two clusters of which neither has a Peering with the other.
+type notJoined struct{ error }
+
+// NotJoined reports whether err says that neither of two clusters has a Peering with the other.
+func NotJoined(err error) bool { return errors.As(err, new(notJoined)) }
+
+// names reports whether a Peering of a names b as its peer.
+func names(a, b *Snapshot) bool {
+	return slices.ContainsFunc(a.Peerings, func(x *peering.Peering) bool {
+		return slices.ContainsFunc(b.Peerings, func(y *peering.Peering) bool { return x.Peer == y.Cluster })
+	})
 }
 
 func list(all []*peering.Peering) string {
