@@ -72,7 +72,7 @@ const (
 )
 
 // Run follows sets and calls round when they, or what Wake tells of, have changed, and each Tick,
-// until ctx ends. Events and status are written while speaks returns true.
+// until ctx ends. Events and status are written while speaks, if it is not nil, returns true.
 func (l *Loop) Run(ctx context.Context, speaks func() bool, round func(), sets ...Set) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()

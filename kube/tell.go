@@ -57,7 +57,7 @@ func (t *Teller) Tell(all []Fault) (more bool) {
 			}
 			t.log.WithFields(logrus.Fields{"resource": object, "cause": f.Message}).Warn("cannot apply a resource")
 			if !f.LogOnly {
-				t.queue(f.Event)
+				t.Say(f.Event)
 			}
 		}
 		said[key] = true
@@ -90,7 +90,8 @@ func (t *Teller) Status(write func(context.Context)) {
 // maxEvents caps the Events that wait for the API server; all are in the log.
 const maxEvents = 1024
 
-func (t *Teller) queue(e Event) {
+// Say has an Event written, whether or not it was written before.
+func (t *Teller) Say(e Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.events) < maxEvents {
@@ -117,9 +118,12 @@ func (t *Teller) next(speaks bool) (e Event, ok bool) {
 // writeRetry is the pause after an Event that could not be written.
 const writeRetry = time.Second
 
-// Run writes until ctx ends; then it may be called again. While speaks returns false, it writes
-// nothing, because another process says the same.
+// Run writes until ctx ends; then it may be called again. While speaks, if it is not nil, returns
+// false, Run writes nothing, because another process says the same.
 func (t *Teller) Run(ctx context.Context, speaks func() bool) {
+	if speaks == nil {
+		speaks = func() bool { return true }
+	}
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	tasks.Go(func() {
@@ -141,16 +145,22 @@ func (t *Teller) Run(ctx context.Context, speaks func() bool) {
 		case <-t.wake:
 		}
 		for e, ok := t.next(speaks()); ok; e, ok = t.next(speaks()) {
-			if len(t.reporter.WriteAll(ctx, []Event{e}, time.Now())) == 0 {
+			if t.reporter.write(ctx, &e, time.Now()) == nil {
 				continue
 			}
-			t.queue(e) // others first: this one may always fail
+			t.Say(e) // others first: this one may always fail
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(writeRetry):
 			}
 		}
+	}
+}
+
+// Flush writes the Events that Run has left, until one cannot be written.
+func (t *Teller) Flush(ctx context.Context) {
+	for e, ok := t.next(true); ok && t.reporter.write(ctx, &e, time.Now()) == nil; e, ok = t.next(true) {
 	}
 }
 

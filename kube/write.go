@@ -105,20 +105,6 @@ type Reporter struct {
 	Node, Instance string
 }
 
-// WriteAll creates Events in order until one cannot be written. It returns that one and the rest,
-// at most maxEvents, for another try.
-func (r *Reporter) WriteAll(ctx context.Context, all []Event, at time.Time) (left []Event) {
-	for i := range all {
-		one, cancel := context.WithTimeout(ctx, writePatience)
-		err := r.Write(one, &all[i], at)
-		cancel()
-		if err != nil {
-			return all[i:min(len(all), i+maxEvents)]
-		}
-	}
-	return nil
-}
-
 // Cut shortens a text to at most most bytes.
 func Cut(text string, most int) string {
 	if len(text) > most {
@@ -127,9 +113,11 @@ func Cut(text string, most int) string {
 	return text
 }
 
-// Write creates an Event. Its name is derived from its content, so that a restarted process does
+// write creates an Event. Its name is derived from its content, so that a restarted process does
 // not repeat it. After an error it may be retried.
-func (r *Reporter) Write(ctx context.Context, e *Event, at time.Time) error {
+func (r *Reporter) write(ctx context.Context, e *Event, at time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, writePatience)
+	defer cancel()
 	now, kind := at.UTC().Format(time.RFC3339), "Warning"
 	if e.Reason != "" {
 		kind = "Normal"

@@ -25,17 +25,19 @@ func TestEventsWait(t *testing.T) {
 	})
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	r := &Reporter{Client: api, Causes: NewCauses(logrus.NewEntry(log))}
-	var wait []Event
+	entry := logrus.NewEntry(log)
+	x := NewTeller(Reporter{Client: api, Causes: NewCauses(entry)}, entry)
 	for n := range 3 * maxEvents {
-		wait = r.WriteAll(t.Context(), append(wait, Event{Message: fmt.Sprint(n)}), time.Now())
+		x.Say(Event{Message: fmt.Sprint(n)})
 	}
-	if len(wait) != maxEvents || wait[0].Message != "0" || wait[1].Message != "1" {
+	x.Flush(t.Context())
+	if wait := x.events; len(wait) != maxEvents-1 || wait[0].Message != "1" || wait[1].Message != "2" {
 		t.Errorf("%d Events wait, the first of them %+v", len(wait), wait[0])
 	}
 	away = false
-	if left := r.WriteAll(t.Context(), wait, time.Now()); len(left) > 0 {
-		t.Errorf("%d Events wait after the API server is back", len(left))
+	x.Flush(t.Context())
+	if left, n := len(x.events), len(api.Actions()); left > 0 || n != maxEvents {
+		t.Errorf("%d Events wait after the API server is back, %d were written", left, n)
 	}
 }
 

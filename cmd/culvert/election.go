@@ -22,20 +22,17 @@ import (
 // An electing is a gateway that takes part in an election.
 type electing struct {
 	*election.Elector
-	reporter *kube.Reporter
+	teller   *kube.Teller
 	about    kube.Event  // the object that Events are about
 	learned  func() bool // the gateway has its rules
 	tasks    sync.WaitGroup
 	stop     context.CancelFunc // of tasks
 	deserted bool               // it has left, and no other replica has taken over; after runElected
-
-	mu     sync.Mutex
-	unsaid []kube.Event // +checklocks:mu
 }
 
 // elect returns the election for the gateway of base; nil if it has no replicas.
 func elect(client dynamic.Interface, base *config.Config, t electionTimes, o election.Options, about kube.Event,
-	reporter *kube.Reporter, log *logrus.Entry) *electing {
+	reporter kube.Reporter, log *logrus.Entry) *electing {
 	if !base.Elected {
 		return nil
 	}
@@ -43,7 +40,8 @@ func elect(client dynamic.Interface, base *config.Config, t electionTimes, o ele
 	if patience == 0 {
 		patience = time.Duration(config.LiqoConnectionCheck.Threshold) * config.LiqoConnectionCheck.Interval
 	}
-	e := &electing{reporter: reporter, about: about}
+	reporter.Client, reporter.Causes = client, kube.NewCauses(log)
+	e := &electing{teller: kube.NewTeller(reporter, log), about: about}
 	e.about.Reason = "RoleChanged"
 	o.Client, o.Log, o.Causes, o.Told = client, log, reporter.Causes, e.told
 	o.ReplicaPort = gateway.ReplicaPort
@@ -52,17 +50,10 @@ func elect(client dynamic.Interface, base *config.Config, t electionTimes, o ele
 	return e
 }
 
-// maxUnsaid caps the Events that wait for the API server; all are in the log.
-const maxUnsaid = 64
-
 func (e *electing) told(message string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	event := e.about
 	event.Message = message
-	if e.unsaid = append(e.unsaid, event); len(e.unsaid) > maxUnsaid {
-		e.unsaid = e.unsaid[1:]
-	}
+	e.teller.Say(event)
 }
 
 // begin takes part in the election until end.
@@ -70,46 +61,26 @@ func (e *electing) begin() {
 	ctx, stop := context.WithCancel(context.Background())
 	e.stop = stop
 	e.tasks.Go(func() { e.Run(ctx) })
-	e.tasks.Go(func() { e.tell(ctx) })
+	e.tasks.Go(func() { e.teller.Run(ctx, nil) })
 }
 
-// end stops the tasks that begin has started. It does nothing for nil.
+// lastPatience is how long the last Events of a gateway may take.
+const lastPatience = 2 * time.Second
+
+// end stops the tasks that begin has started, and writes their last Events: a gateway that leaves
+// has just changed its role. It does nothing for nil.
 func (e *electing) end() {
 	if e != nil {
 		e.stop()
 		e.tasks.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), lastPatience)
+		defer cancel()
+		e.teller.Flush(ctx)
 	}
 }
 
 // speaks reports whether this gateway writes the status of objects.
 func (e *electing) speaks() bool { return e == nil || e.Role().Speaks() }
-
-// eventTimeout is how long a round of Events may take. The rest wait for the next round.
-const eventTimeout = 2 * time.Second
-
-// tell writes Events until ctx ends, and then once more, because a gateway that leaves has just
-// changed its role for the last time.
-func (e *electing) tell(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for last := false; !last; {
-		select {
-		case <-ctx.Done():
-			last = true
-		case <-tick.C:
-		}
-		e.mu.Lock()
-		all := e.unsaid
-		e.unsaid = nil
-		e.mu.Unlock()
-		writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), eventTimeout)
-		left := e.reporter.WriteAll(writing, all, time.Now())
-		cancel()
-		e.mu.Lock()
-		e.unsaid = append(left, e.unsaid...)
-		e.mu.Unlock()
-	}
-}
 
 // Replica implements inspect.Elector.
 func (e *electing) Replica() control.Replica {

@@ -162,6 +162,5 @@ func (k *kubeGateway) elect(client dynamic.Interface, source *peering.GatewaySou
 		Label: election.Label{Name: "culvert.io/active", Selector: "app=culvert-gateway,culvert.io/peering=" + k.name},
 	}, kube.Event{APIVersion: objects.Culvert, Kind: peering.KindPeering,
 		Metadata: objects.Metadata{Name: k.name, Namespace: k.namespace}},
-		&kube.Reporter{Client: client, Causes: kube.NewCauses(log), Self: k.namespace + "/" + k.name, Node: k.node,
-			Instance: k.pod}, log)
+		kube.Reporter{Self: k.namespace + "/" + k.name, Node: k.node, Instance: k.pod}, log)
 }

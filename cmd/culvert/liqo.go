@@ -119,15 +119,13 @@ func (l *liqo) elect(client dynamic.Interface, log *logrus.Entry) *electing {
 	if l.server() {
 		mode, kind = "server", "GatewayServer"
 	}
-	causes := kube.NewCauses(log)
 	return elect(client, l.base, l.election, election.Options{
 		Namespace: l.namespace, Name: l.name + "." + l.namespace + "." + mode + ".connections.liqo.io", Pod: l.pod,
 		Label: election.Label{Name: "networking.liqo.io/active",
 			Selector: "networking.liqo.io/component=gateway,networking.liqo.io/gateway-name=" + l.name +
 				",networking.liqo.io/gateway-namespace=" + l.namespace},
 	}, kube.Event{Kind: kind, Metadata: objects.Metadata{Name: l.name, Namespace: l.namespace, UID: l.uid}},
-		&kube.Reporter{Client: client, Causes: causes, Self: l.namespace + "/" + l.name, Node: l.node, Instance: l.pod},
-		log)
+		kube.Reporter{Self: l.namespace + "/" + l.name, Node: l.node, Instance: l.pod}, log)
 }
 
 // The client makes few requests in steady state; at the start, each resource gets a condition.

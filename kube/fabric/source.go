@@ -56,7 +56,7 @@ const podsPatience = 3 * time.Second
 // It does not call apply before every list is complete. While the API server is away, nothing
 // changes.
 func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
-	s.loop.Run(ctx, func() bool { return true }, func() { s.follow(apply) }, s.sets()...)
+	s.loop.Run(ctx, nil, func() { s.follow(apply) }, s.sets()...)
 }
 
 // sets are what a node follows.

@@ -91,7 +91,7 @@ func (s *NodeSource) ReportRoutes(all []remote.Status) {
 
 // Run drives m until ctx ends. Links and routes stay.
 func (s *NodeSource) Run(ctx context.Context, m Machine) {
-	s.loop.Run(ctx, func() bool { return true }, func() { s.round(m) }, s.sets()...)
+	s.loop.Run(ctx, nil, func() { s.round(m) }, s.sets()...)
 }
 
 // round applies changes and tells of them, once the lists are complete.

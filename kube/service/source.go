@@ -78,7 +78,7 @@ func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	again, pardon := time.NewTicker(kube.Tick), time.NewTicker(forgive)
 	defer again.Stop()
 	defer pardon.Stop()
-	s.loop.Run(ctx, func() bool { return true }, func() {
+	s.loop.Run(ctx, nil, func() {
 		s.mu.Lock()
 		select {
 		case <-again.C:
