@@ -8,8 +8,8 @@ import (
 	"culvert/integration/lab/plan"
 )
 
-// underlayMTU is the MTU of every link except the pods'.
-const underlayMTU = 1500
+// UnderlayMTU is the MTU of every link except the pods'.
+const UnderlayMTU = 1500
 
 // BuildRome makes the hosts of rome alone, without gateway and node, for tests.
 func BuildRome(dir string, o Options) (*Lab, error) {
@@ -40,14 +40,14 @@ func (l *Lab) buildCluster(c *plan.Cluster, o *ClusterOptions) error {
 		return h, netns.Connect(netns.LinkEnd{Host: h, Name: "eth0"}, netns.LinkEnd{Host: to, Name: name,
 			Bridge: bridge}, mtu, offloads)
 	}
-	if _, err := attach("gateway", c.Gateway, router, "underlay", underlayMTU, l.Options.Offloads); err != nil {
+	if _, err := attach("gateway", c.Gateway, router, "underlay", UnderlayMTU, l.Options.Offloads); err != nil {
 		return err
 	}
 	if _, err := attach("client", c.Client, router, "", l.outsideMTU(), true); err != nil {
 		return err
 	}
 	for _, n := range c.Nodes {
-		host, err := attach(n.Name, n.Underlay, router, "underlay", underlayMTU, l.Options.Offloads)
+		host, err := attach(n.Name, n.Underlay, router, "underlay", UnderlayMTU, l.Options.Offloads)
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (l *Lab) addHost(c *plan.Cluster, name string, address netip.Addr) (*netns.
 	if err != nil {
 		return nil, err
 	}
-	l.hosts = append(l.hosts, h)
+	l.Hosts = append(l.Hosts, h)
 	return h, h.Do(func() error {
 		// Strict reverse path filtering, as many distributions set it.
 		return netns.Sysctl(map[string]string{
@@ -77,8 +77,8 @@ func (l *Lab) peer() error {
 	end := func(c *plan.Cluster) netns.LinkEnd {
 		return netns.LinkEnd{Host: l.Host(c.Name + "/gateway"), Name: "peer"}
 	}
-	p := l.outer()
-	if err := netns.Connect(end(&p[0]), end(&p[1]), underlayMTU, l.Options.Offloads); err != nil {
+	p := l.Outer()
+	if err := netns.Connect(end(&p[0]), end(&p[1]), UnderlayMTU, l.Options.Offloads); err != nil {
 		return err
 	}
 	for i := range p {
@@ -150,7 +150,7 @@ func Unbuilt(o Options) *Lab {
 		c, c6 := &plan.V4[i], &plan.V6[i]
 		add := func(name string, four, six *netns.Host) {
 			four.Name, six.Name = c.Name+"/"+name, c.Name+"/"+name
-			l.hosts, l.six[four.Name] = append(l.hosts, four), six
+			l.Hosts, l.six[four.Name] = append(l.Hosts, four), six
 		}
 		add("router", &netns.Host{Address: c.Underlay.Addr()}, &netns.Host{Address: c6.Underlay.Addr()})
 		add("gateway", &netns.Host{Address: c.Gateway}, &netns.Host{Address: c6.Gateway})

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	metricsAddress = "127.0.0.1:8082" // in each gateway's namespace
+	MetricsAddress = "127.0.0.1:8082" // in each gateway's namespace
 	TunnelLink     = "culvert0"       // in each node's namespace
 )
 
@@ -28,7 +28,7 @@ func (l *Lab) WriteConfigs() error {
 		if err != nil {
 			return err
 		}
-		l.publicKey[i] = base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())
+		l.PublicKey[i] = base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())
 		text := base64.StdEncoding.EncodeToString(key.Bytes()) + "\n"
 		if err := l.write(plan.V4[i].Name, "private.key", []byte(text)); err != nil {
 			return err
@@ -48,7 +48,7 @@ func (l *Lab) configs() map[string]Object {
 	all := make(map[string]Object)
 	for i := range plan.V4 {
 		c := &plan.V4[i]
-		all[c.Name+"/gateway"] = l.gatewayConfig(i)
+		all[c.Name+"/gateway"] = l.GatewayConfig(i)
 		for j := range c.Nodes {
 			all[c.Name+"/"+c.Nodes[j].Name] = l.nodeConfig(i, j)
 		}
@@ -65,13 +65,13 @@ func (l *Lab) WriteYAML(cluster, file string, o Object) error {
 	return l.write(cluster, file, text)
 }
 
-// gatewayConfig returns the configuration of the gateway of clusters[i].
-func (l *Lab) gatewayConfig(i int) Object {
-	c, peer, peerKey := &plan.V4[i], &plan.V4[1-i], l.publicKey[1-i]
+// GatewayConfig returns the configuration of the gateway of clusters[i].
+func (l *Lab) GatewayConfig(i int) Object {
+	c, peer, peerKey := &plan.V4[i], &plan.V4[1-i], l.PublicKey[1-i]
 	wireguard := Object{"role": c.Role, "privateKeyFile": l.Path(c.Name, "private.key"), "peerPublicKey": peerKey,
 		"listenPort": 51840}
 	if c.Role == "client" {
-		wireguard["endpoint"] = netip.AddrPortFrom(l.outer()[1-i].Peering.Addr(), 51840).String()
+		wireguard["endpoint"] = netip.AddrPortFrom(l.Outer()[1-i].Peering.Addr(), 51840).String()
 	}
 	var nodes []Object
 	for j, n := range c.Nodes {
@@ -81,7 +81,7 @@ func (l *Lab) gatewayConfig(i int) Object {
 			address, pods = append(address, p[i].Nodes[j].Internal), append(pods, p[i].Nodes[j].PodCIDR.Masked())
 		}
 		nodes = append(nodes, Object{"name": c.Name + "-" + n.Name, "vni": n.VNI,
-			"underlay": l.outer()[i].Nodes[j].Underlay, "address": oneOrBoth(address), "podCIDRs": pods})
+			"underlay": l.Outer()[i].Nodes[j].Underlay, "address": OneOrBoth(address), "podCIDRs": pods})
 	}
 	var own []netip.Addr
 	var both []*plan.Cluster
@@ -99,7 +99,7 @@ func (l *Lab) gatewayConfig(i int) Object {
 	config := Object{
 		"cluster": c.Name, "peer": peer.Name, "mtu": options.MTU,
 		"wireguard": wireguard,
-		"geneve":    Object{"gatewayAddress": oneOrBoth(own), "nodes": nodes},
+		"geneve":    Object{"gatewayAddress": OneOrBoth(own), "nodes": nodes},
 		"network": Object{
 			"local":  Object{"podCIDRs": pods, "externalCIDRs": externals},
 			"remote": Object{"podCIDRs": remotePods, "externalCIDRs": remoteExternals},
@@ -108,7 +108,7 @@ func (l *Lab) gatewayConfig(i int) Object {
 		"ipam":     Object{"pools": pools},
 		"state":    l.Path(c.Name, "state"),
 		"mssClamp": options.MSSClamp,
-		"metrics":  metricsAddress,
+		"metrics":  MetricsAddress,
 	}
 	if l.Options.Outside {
 		config["nat"] = natConfig(both...)
@@ -118,7 +118,7 @@ func (l *Lab) gatewayConfig(i int) Object {
 
 // nodeConfig returns the configuration of a node of clusters[i].
 func (l *Lab) nodeConfig(i, j int) Object {
-	c, n, outer := &plan.V4[i], &plan.V4[i].Nodes[j], &l.outer()[i]
+	c, n, outer := &plan.V4[i], &plan.V4[i].Nodes[j], &l.Outer()[i]
 	var address, gateway []netip.Addr
 	var routes []netip.Prefix
 	// nodeReady waits for the last route, which must be of the first family
@@ -128,16 +128,32 @@ func (l *Lab) nodeConfig(i, j int) Object {
 	}
 	return Object{
 		"name": c.Name + "-" + n.Name, "underlay": outer.Nodes[j].Underlay,
-		"gateway": Object{"underlay": outer.Gateway, "address": oneOrBoth(gateway)},
-		"vni":     n.VNI, "address": oneOrBoth(address), "mtu": l.Options.of(c).NodeMTU, "mode": l.Options.Mode,
+		"gateway": Object{"underlay": outer.Gateway, "address": OneOrBoth(gateway)},
+		"vni":     n.VNI, "address": OneOrBoth(address), "mtu": l.Options.of(c).NodeMTU, "mode": l.Options.Mode,
 		"routes": routes, "interface": TunnelLink,
 	}
 }
 
-// oneOrBoth returns addresses as in a configuration file.
-func oneOrBoth(families []netip.Addr) any {
+// OneOrBoth returns addresses as in a configuration file.
+func OneOrBoth(families []netip.Addr) any {
 	if len(families) == 1 {
 		return families[0]
 	}
 	return families
 }
+
+// Set changes a field of a configuration by its path, such as nat.maxConnections; nil removes it.
+func Set(config Object, path string, value any) {
+	names := strings.Split(path, ".")
+	last := len(names) - 1
+	for _, name := range names[:last] {
+		config = config[name].(Object)
+	}
+	if value == nil {
+		delete(config, names[last])
+	} else {
+		config[names[last]] = value
+	}
+}
+
+func NodesOf(gateway Object) []Object { return gateway["geneve"].(Object)["nodes"].([]Object) }

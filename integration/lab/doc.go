@@ -58,14 +58,4 @@
 // namespace; a socket stays in the namespace it was made in. Checks report the expectation and the
 // observation: the source address seen by the far side, sizes, SHA-256 sums, the sender of an ICMP
 // error and its quotation.
-//
-// # Attacks
-//
-// Labs of another kind, see Attacks, have in each check an attacker and a well-behaved party, the
-// innocent: another node or pod, or another client of the same service. Attackers forge packets
-// with raw sockets, 25,000 a second, with wrong transport checksums: receivers stay silent, so that
-// only the gateways are attacked. Each request of the innocent must be answered. The kernel's
-// receive buffers cannot be divided into shares, so a request may be repeated, but not more often
-// than the kernel has counted losses. Each check starts its own gateways, with the memory limit
-// that they would choose in a control group of 64 MiB.
 package lab

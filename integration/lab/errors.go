@@ -22,7 +22,7 @@ const errorPort = 42000
 // errorChecks concern ICMP errors from beyond the tunnel.
 func (l *Lab) errorChecks(p *plan.Plan) []Check {
 	rome, milan := &p[0], &p[1]
-	pod := l.host(p, "rome/pod1")
+	pod := l.HostOf(p, "rome/pod1")
 	mapped := &probe.Ends{From: pod, To: l.Host("milan/client").At(milan.Mapped), Target: milan.Seen(milan.MappedAs),
 		WantSource: rome.Seen(pod.Address)}
 	// Errors about a mapped host come from an address that rome does not know.

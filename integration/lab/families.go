@@ -20,25 +20,25 @@ func (l *Lab) Plans() []*plan.Plan {
 	return [...][]*plan.Plan{{&plan.V4}, {&plan.V4, &plan.V6}, {&plan.V6}}[l.Options.Inside]
 }
 
-// plan is the plan of the family to test if one is enough: IPv6, if there are two.
-func (l *Lab) plan() *plan.Plan {
+// Plan is the plan of the family to test if one is enough: IPv6, if there are two.
+func (l *Lab) Plan() *plan.Plan {
 	all := l.Plans()
 	return all[len(all)-1]
 }
 
-// at returns the named host with its address in that plan.
-func (l *Lab) at(name string) *netns.Host { return l.host(l.plan(), name) }
+// At returns the named host with its address in that plan.
+func (l *Lab) At(name string) *netns.Host { return l.HostOf(l.Plan(), name) }
 
-// outer is the plan of the tunnels' underlay.
-func (l *Lab) outer() *plan.Plan {
+// Outer is the plan of the tunnels' underlay.
+func (l *Lab) Outer() *plan.Plan {
 	if l.Options.Outside6 {
 		return &plan.V6
 	}
 	return &plan.V4
 }
 
-// host returns the named host with its address in a plan.
-func (l *Lab) host(p *plan.Plan, name string) *netns.Host {
+// HostOf returns the named host with its address in a plan.
+func (l *Lab) HostOf(p *plan.Plan, name string) *netns.Host {
 	if p.Is6() {
 		return l.six[name]
 	}

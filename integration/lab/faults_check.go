@@ -64,7 +64,7 @@ func (l *Lab) checkFault(ctx context.Context, f *Fault) (_ string, err error) {
 
 // kernels lists what faults change in kernels: rules, routes, links and forwarding, of all hosts.
 func (l *Lab) kernels() (lines []string, err error) {
-	for _, h := range l.hosts {
+	for _, h := range l.Hosts {
 		err = errors.Join(err, h.Do(func() (err error) {
 			defer step.Catch(&err)
 			add := func(format string, args ...any) { lines = append(lines, h.Name+" "+fmt.Sprintf(format, args...)) }
@@ -182,7 +182,7 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 
 // awaitDrop waits until rome's gateway has dropped packets of its nodes for one of these reasons.
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
-	return step.Await(ctx, reachTimeout, probe.Pace, func() error {
+	return step.Await(ctx, ReachTimeout, probe.Pace, func() error {
 		s, err := l.gatewayStatus(ctx, 0)
 		if err == nil && !slices.ContainsFunc(s.Outbound.Drops,
 			func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
@@ -204,7 +204,7 @@ func halfPasses(ctx context.Context, e *probe.Ends) (err error) {
 		defer conn.Close()
 		waiting[conn] = true
 	}
-	for began := time.Now(); len(waiting) == flows && time.Since(began) < reachTimeout; {
+	for began := time.Now(); len(waiting) == flows && time.Since(began) < ReachTimeout; {
 		for conn := range waiting {
 			step.Must(conn.Write([]byte("x")))
 		}
@@ -226,7 +226,7 @@ func halfPasses(ctx context.Context, e *probe.Ends) (err error) {
 func observe(ctx context.Context, e *probe.Ends, size int, answers bool) error {
 	limit := faultPatience
 	if answers {
-		limit = reachTimeout
+		limit = ReachTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -218,7 +218,7 @@ var faults = []Fault{{
 	Name: "overlapping-cidrs", Does: "the gateway looks for rome/pod1 behind node2, whose pod CIDRs overlap node1's",
 	Cause: "overlapping pod CIDRs of nodes", Remedy: "geneve.nodes of rome: podCIDRs of rome-node2 without 10.0.1.0/25",
 	Symptom: FirstCut, files: map[string]change{"rome/gateway": func(config Object, _ node.Mode) {
-		n := nodesOf(config)[1]
+		n := NodesOf(config)[1]
 		n["podCIDRs"] = append(n["podCIDRs"].([]netip.Prefix), netip.MustParsePrefix("10.0.1.0/25"))
 	}},
 	Named: rome("bad-source-node",
@@ -234,7 +234,7 @@ var faults = []Fault{{
 	Cause:   "pods are in no local pod CIDR",
 	Remedy:  "network.local.podCIDRs of rome: 10.0.0.0/16, or no nat.unknownSource",
 	Symptom: FirstCut, files: map[string]change{"rome/gateway": func(config Object, _ node.Mode) {
-		nodesOf(config)[0]["podCIDRs"] = []string{}
+		NodesOf(config)[0]["podCIDRs"] = []string{}
 		config["network"].(Object)["local"].(Object)["podCIDRs"] = []string{"10.0.2.0/24"}
 		config["nat"] = Object{"unknownSource": "off"}
 	}},

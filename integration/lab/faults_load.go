@@ -116,12 +116,12 @@ func takePorts(ctx context.Context, l *Lab) (err error) {
 	defer step.Catch(&err)
 	to := netip.AddrPortFrom(l.Pair("rome/node1", "milan/pod1").Target, DiscardPort)
 	datagram := func(i int) []byte {
-		return probe.SilentUDP(netip.AddrPortFrom(l.plan()[0].Nodes[0].Underlay, uint16(i)), to)
+		return probe.SilentUDP(netip.AddrPortFrom(l.Plan()[0].Nodes[0].Underlay, uint16(i)), to)
 	}
 	const ports = 1 << 16
-	f := &probe.Flood{From: l.at("rome/node1"), Count: ports, Packet: datagram}
+	f := &probe.Flood{From: l.At("rome/node1"), Count: ports, Packet: datagram}
 	step.Must(f.Run(ctx))
-	raw := step.Must(probe.NewRaw(l.at("rome/node1")))
+	raw := step.Must(probe.NewRaw(l.At("rome/node1")))
 	defer raw.Close()
 	i := 0
 	err = repeat(ctx, func() error {

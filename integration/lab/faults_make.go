@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -15,25 +14,11 @@ import (
 	"culvert/integration/lab/plan"
 )
 
-// set changes a field of a configuration by its path, such as nat.maxConnections; nil removes it.
-func set(config Object, path string, value any) {
-	names := strings.Split(path, ".")
-	last := len(names) - 1
-	for _, name := range names[:last] {
-		config = config[name].(Object)
-	}
-	if value == nil {
-		delete(config, names[last])
-	} else {
-		config[names[last]] = value
-	}
-}
-
 // edit changes fields of a host's configuration: pairs of a path and a value.
 func edit(host string, pairs ...any) map[string]change {
 	return map[string]change{host: func(config Object, _ node.Mode) {
 		for i := 0; i < len(pairs); i += 2 {
-			set(config, pairs[i].(string), pairs[i+1])
+			Set(config, pairs[i].(string), pairs[i+1])
 		}
 	}}
 }
@@ -75,10 +60,8 @@ func editFirst(field string, value any) map[string]change {
 }
 
 func editFirstNode(edit change) map[string]change {
-	return map[string]change{"rome/gateway": func(config Object, mode node.Mode) { edit(nodesOf(config)[0], mode) }}
+	return map[string]change{"rome/gateway": func(config Object, mode node.Mode) { edit(NodesOf(config)[0], mode) }}
 }
-
-func nodesOf(gateway Object) []Object { return gateway["geneve"].(Object)["nodes"].([]Object) }
 
 // Priorities of policy rules: blocking rules come before the rule of the local table, which is
 // first otherwise.
@@ -96,7 +79,7 @@ func blockUDP(host, link string, port uint16) []kernelFault {
 // rule has the family of the tunnels' underlay.
 func (l *Lab) rule(priority int) *netlink.Rule {
 	r := netlink.NewRule()
-	if r.Family, r.Priority = unix.AF_INET, priority; l.outer().Is6() {
+	if r.Family, r.Priority = unix.AF_INET, priority; l.Outer().Is6() {
 		r.Family = unix.AF_INET6
 	}
 	return r
@@ -118,7 +101,7 @@ func halfFlows() []kernelFault {
 		if l.Options.Mode == node.VXLAN {
 			middle = (32768 + 60999) / 2 // of net.ipv4.ip_local_port_range
 		}
-		from := l.outer()[0].Nodes[0].Underlay
+		from := l.Outer()[0].Nodes[0].Underlay
 		// the kernel does not accept 65535
 		r.Src, r.Sport = netns.IPNet(netip.PrefixFrom(from, from.BitLen())), netlink.NewRulePortRange(middle, 1<<16-2)
 		return r
@@ -181,7 +164,7 @@ const holeLink = holeMTU - 4
 // of any size, so the ends must cut theirs.
 func nodeHole() []kernelFault {
 	return []kernelFault{ordinary("rome/node1", "eth0"), ordinary("rome/gateway", "eth0"),
-		{"rome/router", setMTU("node1", holeLink), setMTU("node1", underlayMTU)}}
+		{"rome/router", SetMTU("node1", holeLink), SetMTU("node1", UnderlayMTU)}}
 }
 
 // peerHole gives both ends of the link a small MTU, and the routes over it the usual one.
@@ -190,8 +173,8 @@ func peerHole() []kernelFault {
 	for i := range plan.V4 {
 		host := plan.V4[i].Name + "/gateway"
 		all = append(all, ordinary(host, "peer"),
-			kernelFault{host, setMTU("peer", holeLink), setMTU("peer", underlayMTU)},
-			kernelFault{host, routeMTU("peer", i, underlayMTU), routeMTU("peer", i, 0)})
+			kernelFault{host, SetMTU("peer", holeLink), SetMTU("peer", UnderlayMTU)},
+			kernelFault{host, routeMTU("peer", i, UnderlayMTU), routeMTU("peer", i, 0)})
 	}
 	return all
 }
@@ -204,7 +187,7 @@ func ordinary(host, link string) kernelFault {
 	}
 }
 
-func setMTU(link string, mtu int) func(*Lab) error {
+func SetMTU(link string, mtu int) func(*Lab) error {
 	return onLink(link, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
 }
 
@@ -212,7 +195,7 @@ func setMTU(link string, mtu int) func(*Lab) error {
 // it.
 func routeMTU(link string, i, mtu int) func(*Lab) error {
 	return func(l *Lab) error {
-		address := l.outer()[i].Peering
+		address := l.Outer()[i].Peering
 		return onLink(link, func(l netlink.Link) error {
 			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: netns.IPNet(address.Masked()),
 				Protocol: unix.RTPROT_KERNEL, MTU: mtu}
@@ -249,7 +232,7 @@ func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 func withoutVia() []kernelFault {
 	route := func(change func(*netlink.Route) error) func(*Lab) error {
 		return func(l *Lab) error {
-			to := l.plan()[1].SeenPods
+			to := l.Plan()[1].SeenPods
 			return onLink(TunnelLink, func(l netlink.Link) error {
 				return change(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netns.IPNet(to),
 					Scope: netlink.SCOPE_LINK})
@@ -263,14 +246,14 @@ func withoutVia() []kernelFault {
 // byOtherNode routes the first node's packets by the second node.
 func byOtherNode() []kernelFault {
 	return []kernelFault{withRoute("rome/node1", func(l *Lab) *netlink.Route {
-		p := l.plan()
+		p := l.Plan()
 		return &netlink.Route{Dst: netns.IPNet(p[1].SeenPods), Gw: p[0].Nodes[1].Underlay.AsSlice()}
 	})}
 }
 
 func noForwarding() []kernelFault {
 	set := func(value string) func(*Lab) error {
-		return func(l *Lab) error { return netns.Sysctl(map[string]string{l.plan().Forwarding(): value}) }
+		return func(l *Lab) error { return netns.Sysctl(map[string]string{l.Plan().Forwarding(): value}) }
 	}
 	return []kernelFault{{"rome/node1", set("0"), set("1")}}
 }
@@ -282,7 +265,7 @@ func cableOut() []kernelFault {
 
 func podWithoutRoute() []kernelFault {
 	return []kernelFault{opposite(withRoute("rome/pod1", func(l *Lab) *netlink.Route {
-		c := &l.plan()[0]
+		c := &l.Plan()[0]
 		return &netlink.Route{Dst: netns.IPNet(c.Anywhere()), Gw: c.Nodes[0].PodCIDR.Addr().AsSlice()}
 	}))}
 }

@@ -96,7 +96,7 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (_ string, err error) {
 // waitMeasured waits until the gateways have measured the paths to each other and to the nodes, as
 // in normal use.
 func (l *Lab) waitMeasured(ctx context.Context) error {
-	return step.Await(ctx, reachTimeout, statusPace, func() error {
+	return step.Await(ctx, ReachTimeout, statusPace, func() error {
 		for i := range plan.V4 {
 			s, err := l.gatewayStatus(ctx, i)
 			if err != nil {

@@ -52,7 +52,7 @@ func (l *Lab) trainFilter(link netlink.Link) (err error) {
 	// The total length in the first four bytes (RFC 791, Section 3.1), or the payload's in the
 	// second four (RFC 8200, Section 3).
 	protocol, at, shift, probe := uint16(unix.ETH_P_IP), int32(0), 0, uint32(probeTrain+20)
-	if l.outer().Is6() {
+	if l.Outer().Is6() {
 		protocol, at, shift, probe = unix.ETH_P_IPV6, 4, 16, probeTrain
 	}
 	lengths := []netlink.TcU32Key{{Mask: 0xffff << shift, Val: probe << shift, Off: at}}

@@ -70,7 +70,7 @@ func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet,
 		}
 	}
 	for _, node := range milan.Nodes {
-		if err := c.listen(l.Host("milan/"+node.PodName), backendPort); err != nil {
+		if err := c.listen(l.Host("milan/"+node.PodName), BackendPort); err != nil {
 			return c, err
 		}
 	}
@@ -97,7 +97,7 @@ func newFlowSet(ctx context.Context, l *Lab, n int, podsAlone bool) (c *flowSet,
 		add("mapped host", i, udp, c.dial(ctx, l.Host("milan/pod2"), netip.AddrPort{},
 			netip.AddrPortFrom(rome.Seen(rome.MappedAs), flowsPort)))
 		add("service", i, false, c.dial(ctx, l.Host("rome/pod1"), netip.AddrPort{},
-			netip.AddrPortFrom(milan.Seen(milan.Balanced), servicePort)))
+			netip.AddrPortFrom(milan.Seen(milan.Balanced), ServicePort)))
 	}
 	if err := atOnce(flowDials, opens); err != nil {
 		return c, err

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +19,7 @@ import (
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/reference"
+	"culvert/integration/lab/step"
 )
 
 // Variant is a kind of gateway in a bench.
@@ -31,9 +34,9 @@ type Variant struct {
 	Connections int // made before its figures are taken
 }
 
-// reachTimeout is how long gateways may take until pods reach each other. A lost handshake is
+// ReachTimeout is how long gateways may take until pods reach each other. A lost handshake is
 // repeated after 5 seconds.
-const reachTimeout = 20 * time.Second
+const ReachTimeout = 20 * time.Second
 
 // UseGateways replaces both gateways by those of the variant, in the same namespaces, on the same
 // links.
@@ -41,7 +44,7 @@ func (l *Lab) UseGateways(ctx context.Context, v *Variant) error {
 	if err := end(l.Gateways()...); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ReachTimeout)
 	defer cancel()
 	for _, c := range []*plan.Cluster{&plan.V4[1], &plan.V4[0]} { // the server first
 		p, err := l.startGateway(c, v)
@@ -140,7 +143,7 @@ func (l *Lab) Gateways() (both []*Process) {
 // Memory is how much memory a process uses, in bytes.
 type Memory struct {
 	Resident, Peak float64 // the resident set now, and at its largest
-	anonymous      float64 // the part without a file behind it
+	Anonymous      float64 // the part without a file behind it
 }
 
 // Memory reads how much memory the process uses.
@@ -158,7 +161,7 @@ func (p *Process) Memory() (m Memory, err error) {
 		case "VmHWM":
 			m.Peak = kib * 1024
 		case "RssAnon":
-			m.anonymous = kib * 1024
+			m.Anonymous = kib * 1024
 		}
 	}
 	return m, nil
@@ -168,7 +171,7 @@ func (p *Process) Memory() (m Memory, err error) {
 func Counters(ctx context.Context, processes []*Process, names ...string) (map[string]float64, error) {
 	sums := make(map[string]float64)
 	for _, p := range processes {
-		metrics, err := gatewayMetrics(ctx, p.Host)
+		metrics, err := GatewayMetrics(ctx, p.Host)
 		if err != nil {
 			return nil, err
 		}
@@ -186,3 +189,41 @@ var CulvertGateway = Variant{Name: "culvert"}
 
 // ReferenceGateway is a gateway made of the kernel's parts.
 var ReferenceGateway = Variant{Name: "reference", Reference: true}
+
+// FreshGateways restarts both gateways without their former connections.
+func (l *Lab) FreshGateways(ctx context.Context, change func(i int, config Object)) (err error) {
+	defer step.Catch(&err)
+	for i := range plan.V4 {
+		config := l.GatewayConfig(i)
+		if change != nil {
+			change(i, config)
+		}
+		step.Try(l.WriteYAML(plan.V4[i].Name, "gateway.yaml", config))
+	}
+	step.Try(end(l.Gateways()...))
+	for i := range plan.V4 {
+		if err := os.Remove(l.Path(plan.V4[i].Name, filepath.Join("state", plan.V4[1-i].Name, "connections"))); err !=
+			nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return l.UseGateways(ctx, &CulvertGateway)
+}
+
+// Dropped lists what the gateways have dropped since they started, and why.
+func (l *Lab) Dropped(ctx context.Context) string {
+	var all strings.Builder
+	for _, p := range l.Gateways() {
+		page, err := gatewayGet(ctx, p.Host, "/metrics")
+		if err != nil {
+			fmt.Fprintf(&all, "  %s: %v\n", p.Host.Name, err)
+		}
+		for line := range strings.Lines(page) {
+			if labels, ok := strings.CutPrefix(line, "culvert_dropped_packets_total"); ok &&
+				!strings.HasSuffix(line, " 0\n") {
+				fmt.Fprintf(&all, "  %s: %s", p.Host.Name, labels)
+			}
+		}
+	}
+	return all.String()
+}

@@ -95,10 +95,10 @@ func (l *Lab) handOverChanged(ctx context.Context, p *Process) (err error) {
 	defer step.Catch(&err)
 	i := plan.V4.Index(p.Host.Name)
 	for _, k := range []int{0, 3} {
-		config := l.gatewayConfig(i)
+		config := l.GatewayConfig(i)
 		l.change(i, k)(config)
 		step.Try(l.WriteYAML(plan.V4[i].Name, "gateway.yaml", config))
 		p = step.Must(l.handOver(ctx, p))
 	}
-	return l.WriteYAML(plan.V4[i].Name, "gateway.yaml", l.gatewayConfig(i))
+	return l.WriteYAML(plan.V4[i].Name, "gateway.yaml", l.GatewayConfig(i))
 }

@@ -184,7 +184,7 @@ func (l *Lab) checkKilled(ctx context.Context, n int) (string, error) {
 // awaitSaved waits until a gateway has saved its connections after a time.
 func (l *Lab) awaitSaved(ctx context.Context, p *Process, after time.Time) error {
 	return step.Await(ctx, savedWithin, 10*step.Poll, func() error {
-		metrics, err := gatewayMetrics(ctx, p.Host)
+		metrics, err := GatewayMetrics(ctx, p.Host)
 		if err == nil && metrics["culvert_state_saved_timestamp_seconds"] <= float64(after.UnixMilli())/1000 {
 			err = fmt.Errorf("%s has not written its connections", p.Name())
 		}

@@ -90,8 +90,8 @@ type Lab struct {
 	Dir string // configurations, keys and logs
 
 	Options   Options
-	publicKey [len(plan.V4)]string // of each gateway
-	hosts     []*netns.Host
+	PublicKey [len(plan.V4)]string // of each gateway
+	Hosts     []*netns.Host
 	six       map[string]*netns.Host // the same by name, with their IPv6 addresses
 	Processes []*Process
 	broken    []*Fault
@@ -154,11 +154,11 @@ func (o *Options) of(c *plan.Cluster) *ClusterOptions {
 
 // Host returns the named host, such as rome/pod1, or nil.
 func (l *Lab) Host(name string) *netns.Host {
-	i := slices.IndexFunc(l.hosts, func(h *netns.Host) bool { return h.Name == name })
+	i := slices.IndexFunc(l.Hosts, func(h *netns.Host) bool { return h.Name == name })
 	if i < 0 {
 		return nil
 	}
-	return l.hosts[i]
+	return l.Hosts[i]
 }
 
 // Stop ends all processes with SIGTERM, in at most stopTimeout, and releases the namespaces. The
@@ -167,7 +167,7 @@ func (l *Lab) Stop() error {
 	l.turn.Lock()
 	defer l.turn.Unlock()
 	err := errors.Join(l.endLoads(nil), end(l.Processes...))
-	for _, h := range l.hosts {
+	for _, h := range l.Hosts {
 		h.Close()
 	}
 	return err

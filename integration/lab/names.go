@@ -38,7 +38,7 @@ func hostname(h *netns.Host) string { return strings.ReplaceAll(h.Name, "/", "-"
 func (l *Lab) hostsFile(from *netns.Host) string {
 	var text strings.Builder
 	text.WriteString("127.0.0.1 localhost\n::1 localhost\n")
-	for _, to := range l.hosts {
+	for _, to := range l.Hosts {
 		if a, ok := addressFrom(from, to); ok {
 			fmt.Fprintf(&text, "%s %s %s\n", a, to.Name, hostname(to))
 		}
@@ -48,7 +48,7 @@ func (l *Lab) hostsFile(from *netns.Host) string {
 
 // writeHosts writes each host's hosts file, readable for every user inside.
 func (l *Lab) writeHosts() error {
-	for _, h := range l.hosts {
+	for _, h := range l.Hosts {
 		err := l.write("hosts", hostname(h), []byte(l.hostsFile(h)))
 		if err := errors.Join(err, os.Chmod(l.Path("hosts", hostname(h)), 0o644)); err != nil {
 			return err

@@ -13,7 +13,7 @@ import (
 // TestNamesMeanWhatIsSeenFromThere looks from hosts of one cluster at hosts of both.
 func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
 	l := new(Lab)
-	add := func(name string, a netip.Addr) { l.hosts = append(l.hosts, &netns.Host{Name: name, Address: a}) }
+	add := func(name string, a netip.Addr) { l.Hosts = append(l.Hosts, &netns.Host{Name: name, Address: a}) }
 	for i := range plan.V4 {
 		c := &plan.V4[i]
 		add(c.Name+"/router", c.Underlay.Addr())
@@ -24,7 +24,7 @@ func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
 			add(c.Name+"/"+n.PodName, n.Pod)
 		}
 	}
-	for _, h := range l.hosts {
+	for _, h := range l.Hosts {
 		if !slices.Contains(plan.HostNames(), h.Name) {
 			t.Error("HostNames() lacks", h.Name)
 		}

@@ -43,7 +43,7 @@ type nodePortCheck struct {
 // nodePort is a check that enters the cluster of a client by one of its nodes.
 func (l *Lab) nodePort(p *plan.Plan, client, node, pod string) *nodePortCheck {
 	c, far := p.Of(client), p.Of(pod)
-	n := &nodePortCheck{client: l.host(p, client), nodes: []*netns.Host{l.host(p, node)}, pod: l.host(p, pod)}
+	n := &nodePortCheck{client: l.HostOf(p, client), nodes: []*netns.Host{l.HostOf(p, node)}, pod: l.HostOf(p, pod)}
 	n.entrance = n.nodes[0].Address
 	n.target, n.source = far.Seen(n.pod.Address), c.Seen(c.UnknownSource())
 	for i := range c.Nodes {

@@ -13,8 +13,8 @@ import (
 	"culvert/integration/lab/step"
 )
 
-// gatewayMetrics returns a gateway's metrics, each by its name and labels.
-func gatewayMetrics(ctx context.Context, h *netns.Host) (map[string]float64, error) {
+// GatewayMetrics returns a gateway's metrics, each by its name and labels.
+func GatewayMetrics(ctx context.Context, h *netns.Host) (map[string]float64, error) {
 	text, err := gatewayGet(ctx, h, "/metrics")
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
@@ -32,8 +32,8 @@ func gatewayMetrics(ctx context.Context, h *netns.Host) (map[string]float64, err
 	return values, nil
 }
 
-// gatewaySockets are the sockets of a gateway, by their names in its metrics.
-var gatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
+// GatewaySockets are the sockets of a gateway, by their names in its metrics.
+var GatewaySockets = []string{"geneve", "wireguard", "wireguard6"}
 
 // checkOffloads requires each socket of the gateways to use the kernel's offloads.
 func (l *Lab) checkOffloads(ctx context.Context) (_ string, err error) {
@@ -41,10 +41,10 @@ func (l *Lab) checkOffloads(ctx context.Context) (_ string, err error) {
 	var used []string
 	for _, p := range l.Gateways() {
 		want := step.Must(kernelOffloads(p.Host))
-		metrics := step.Must(gatewayMetrics(ctx, p.Host))
+		metrics := step.Must(GatewayMetrics(ctx, p.Host))
 		used = nil
 		for offload, n := range want {
-			for _, socket := range gatewaySockets {
+			for _, socket := range GatewaySockets {
 				name := fmt.Sprintf("culvert_socket_offload{offload=%q,socket=%q}", offload, socket)
 				if got, found := metrics[name]; !found {
 					return "", fmt.Errorf("%s: no metric %s", p.Host.Name, name)

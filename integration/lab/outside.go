@@ -20,8 +20,8 @@ func Outside(mode node.Mode, offloads bool) Options {
 }
 
 const (
-	servicePort = 80
-	backendPort = 8080
+	ServicePort = 80
+	BackendPort = 8080
 )
 
 // outsideMTU is the MTU of the links to the clients.
@@ -29,7 +29,7 @@ func (l *Lab) outsideMTU() int {
 	if l.Options.Outside {
 		return probe.SmallMTU
 	}
-	return underlayMTU
+	return UnderlayMTU
 }
 
 // addOutside gives hosts the addresses and routes that only these labs need.
@@ -73,10 +73,10 @@ func natConfig(cs ...*plan.Cluster) Object {
 func mapped(c *plan.Cluster) (address Object, services []Object) {
 	var backends []Object
 	for _, n := range c.Nodes {
-		backends = append(backends, Object{"address": n.Pod, "port": backendPort})
+		backends = append(backends, Object{"address": n.Pod, "port": BackendPort})
 	}
 	service := func(name string, address netip.Addr, more Object) Object {
-		o := Object{"name": name + c.Suffix(), "address": address, "port": servicePort, "protocol": "tcp",
+		o := Object{"name": name + c.Suffix(), "address": address, "port": ServicePort, "protocol": "tcp",
 			"backends": backends}
 		maps.Copy(o, more)
 		return o
@@ -86,4 +86,12 @@ func mapped(c *plan.Cluster) (address Object, services []Object) {
 		service("sticky", c.Sticky, Object{"affinity": "clientIP"}),
 		service("strict", c.Strict, Object{"balance": "hash", "onRemoval": "reset"}),
 	}
+}
+
+// Attacks is a lab in which each check has an attacker and an innocent bystander, which must lose
+// nothing.
+func Attacks(mode node.Mode, offloads bool) Options {
+	o := Outside(mode, offloads)
+	o.Attacks = true
+	return o
 }

@@ -37,7 +37,7 @@ func (l *Lab) nodePortChecks(p *plan.Plan) []Check {
 	local.keepClient = true
 	both := l.nodePort(p, "rome/client", "rome/node1", "milan/pod2")
 	both.keepClient = true
-	both.nodes = append(both.nodes, l.host(p, "rome/node2"))
+	both.nodes = append(both.nodes, l.HostOf(p, "rome/node2"))
 	back := l.nodePort(p, "milan/client", "milan/node2", "rome/pod1")
 	back.keepClient = true
 	vip := func(header func(client, entrance netip.AddrPort) []byte) *nodePortCheck {
@@ -93,7 +93,7 @@ func (l *Lab) mappingChecks(p *plan.Plan) []Check {
 	var checks []Check
 	for i := range p {
 		c, peer := &p[i], &p[1-i]
-		pod := l.host(p, peer.Name+"/"+peer.Nodes[i].PodName)
+		pod := l.HostOf(p, peer.Name+"/"+peer.Nodes[i].PodName)
 		host := l.Host(c.Name + "/client").At(c.Mapped)
 		in := &probe.Ends{From: pod, To: host, Target: c.Seen(c.MappedAs), WantSource: peer.Seen(pod.Address)}
 		out := &probe.Ends{From: host, To: pod, Local: c.Mapped, Target: peer.Seen(pod.Address),

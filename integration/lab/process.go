@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -151,9 +152,9 @@ func gatewayReady(ctx context.Context, h *netns.Host) error {
 // gatewayGet fetches a page from the gateway in a host.
 func gatewayGet(ctx context.Context, h *netns.Host, path string) (string, error) {
 	if h.Get != nil {
-		return h.Get(ctx, "http://"+metricsAddress+path)
+		return h.Get(ctx, "http://"+MetricsAddress+path)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+metricsAddress+path, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+MetricsAddress+path, nil)
 	if err != nil {
 		return "", err
 	}
@@ -271,4 +272,21 @@ func (p *Process) RunTime() (seconds float64, err error) {
 		seconds += nanoseconds / 1e9
 	}
 	return seconds, nil
+}
+
+// attackMemory is what a gateway in a control group of 64 MiB chooses for itself.
+const attackMemory = "GOMEMLIMIT=46976204"
+
+// RemoveEnded removes processes that have ended from the list, and returns an error if there are
+// any.
+func (l *Lab) RemoveEnded() error {
+	var errs []error
+	l.Processes = slices.DeleteFunc(l.Processes, func(p *Process) bool {
+		if p.Running() {
+			return false
+		}
+		errs = append(errs, fmt.Errorf("%s ended (%w): %s", p.Name(), exitError(p.err), Tail(p.Log, 1)))
+		return true
+	})
+	return errors.Join(errs...)
 }

@@ -36,10 +36,10 @@ func (l *Lab) refusals(i int) []refusal {
 			o := Object{"name": "third", "vni": 77, "underlay": "172.18.0.77", "address": "10.80.0.77",
 				"podCIDRs": []string{"10.0.77.0/24"}}
 			maps.Copy(o, more)
-			set(config, "geneve.nodes", append(nodesOf(config), o))
+			Set(config, "geneve.nodes", append(NodesOf(config), o))
 		}
 	}
-	at := func(path string, value any) func(Object) { return func(config Object) { set(config, path, value) } }
+	at := func(path string, value any) func(Object) { return func(config Object) { Set(config, path, value) } }
 	mapping := func(external, internal, via string) []Object {
 		return []Object{{"external": "10.70.9.1", "internal": "203.0.113.1"},
 			{"external": external, "internal": internal, "via": via}}
@@ -81,7 +81,7 @@ func (l *Lab) refusals(i int) []refusal {
 		{want: "wireguard.privateKeyFile: ", change: at("wireguard.privateKeyFile", l.Path(c.Name, "gateway.yaml"))},
 		{want: "wireguard.privateKeyFile: cannot change", change: at("wireguard.privateKeyFile", key)},
 		{want: "wireguard.peerPublicKey: not a WireGuard key", change: at("wireguard.peerPublicKey", "short")},
-		{want: "wireguard.peerPublicKey: this is this gateway", change: at("wireguard.peerPublicKey", l.publicKey[i])},
+		{want: "wireguard.peerPublicKey: this is this gateway", change: at("wireguard.peerPublicKey", l.PublicKey[i])},
 		{want: "geneve.listenPort: cannot change", change: at("geneve.listenPort", 6092)},
 		{want: "geneve.gatewayAddress: routers do not forward packets to 0.0.0.0",
 			change: at("geneve.gatewayAddress", "0.0.0.0")},
@@ -147,13 +147,13 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 		config["rules"] = []Object{{"name": "no-ssh", "from": "remote", "protocol": "tcp",
 			"ports": fmt.Sprint(refusedPort), "action": "reject"}}
 	}
-	step.Try(l.reload(ctx, i, good))
+	step.Try(l.Reload(ctx, i, good))
 	var calls []*probe.Call
 	var ends []*probe.Ends
 	for _, pod := range []string{"/pod1", "/pod2"} {
 		e := l.Pair(plan.V4[1-i].Name+pod, name+pod)
-		defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
-		c := step.Must(probe.NewCall(ctx, e.From, netip.AddrPortFrom(e.Target, backendPort)))
+		defer step.Must(probe.NewNameServer(e.To, BackendPort)).Close()
+		c := step.Must(probe.NewCall(ctx, e.From, netip.AddrPortFrom(e.Target, BackendPort)))
 		calls, ends = append(calls, c), append(ends, e)
 	}
 	text := step.Must(os.ReadFile(l.Path(name, "gateway.yaml")))
@@ -166,9 +166,9 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 		if r.text != nil {
 			err = l.write(name, "gateway.yaml", []byte(r.text(string(text))))
 		} else {
-			config := l.gatewayConfig(i)
-			set(config, "geneve.nodes", nodesOf(config)[:1])
-			set(config, "wireguard.keepalive", "7s")
+			config := l.GatewayConfig(i)
+			Set(config, "geneve.nodes", NodesOf(config)[:1])
+			Set(config, "wireguard.keepalive", "7s")
 			r.change(config)
 			err = l.WriteYAML(name, "gateway.yaml", config)
 		}
@@ -189,7 +189,7 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 			return 0, fmt.Errorf("refused for %q: %w", r.want, err)
 		}
 	}
-	return files, l.reload(ctx, i, nil)
+	return files, l.Reload(ctx, i, nil)
 }
 
 // viewPatience is how long a keepalive, a path MTU probe or the like may make every two
@@ -205,7 +205,7 @@ func (l *Lab) nothingChanges(ctx context.Context, i int, want string) (err error
 	var difference string
 	for began := time.Now(); time.Since(began) < viewPatience; {
 		before := step.Must(l.stableView(ctx, i))
-		if line := step.Must(l.sendHangup(ctx, i, refusedText)); !strings.Contains(line, want) {
+		if line := step.Must(l.SendHangup(ctx, i, RefusedText)); !strings.Contains(line, want) {
 			return fmt.Errorf("the log gives another reason: %s", line)
 		}
 		still := step.Must(l.configured(ctx, i))

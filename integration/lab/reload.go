@@ -20,26 +20,26 @@ import (
 // What a gateway logs after SIGHUP.
 const (
 	appliedText = "configuration applied"
-	refusedText = "configuration refused"
+	RefusedText = "configuration refused"
 )
 
-// reload writes the configuration of the gateway of clusters[i], modified by change, and waits
+// Reload writes the configuration of the gateway of clusters[i], modified by change, and waits
 // until the gateway has applied it.
-func (l *Lab) reload(ctx context.Context, i int, change func(config Object)) error {
-	config := l.gatewayConfig(i)
+func (l *Lab) Reload(ctx context.Context, i int, change func(config Object)) error {
+	config := l.GatewayConfig(i)
 	if change != nil {
 		change(config)
 	}
 	if err := l.WriteYAML(plan.V4[i].Name, "gateway.yaml", config); err != nil {
 		return err
 	}
-	_, err := l.sendHangup(ctx, i, appliedText)
+	_, err := l.SendHangup(ctx, i, appliedText)
 	return err
 }
 
-// sendHangup sends SIGHUP to a gateway and waits for the log line with which it answers, which must
+// SendHangup sends SIGHUP to a gateway and waits for the log line with which it answers, which must
 // contain want.
-func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, err error) {
+func (l *Lab) SendHangup(ctx context.Context, i int, want string) (line string, err error) {
 	defer step.Catch(&err)
 	p := l.Gateway(i)
 	before := step.Must(ReadLines(p.Log))
@@ -47,7 +47,7 @@ func (l *Lab) sendHangup(ctx context.Context, i int, want string) (line string, 
 	step.Try(step.Await(ctx, startTimeout, step.Poll, func() error {
 		log, err := ReadLines(p.Log)
 		for line = range strings.Lines(log[min(len(before), len(log)):]) {
-			if strings.Contains(line, appliedText) || strings.Contains(line, refusedText) {
+			if strings.Contains(line, appliedText) || strings.Contains(line, RefusedText) {
 				return nil
 			}
 		}
@@ -78,8 +78,8 @@ func (l *Lab) reloadChecks(p *plan.Plan) []Check {
 func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.PairOf(p, "milan/pod1", "rome/pod1")
-	defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
-	to := netip.AddrPortFrom(e.Target, backendPort)
+	defer step.Must(probe.NewNameServer(e.To, BackendPort)).Close()
+	to := netip.AddrPortFrom(e.Target, BackendPort)
 	old := step.Must(probe.NewCall(ctx, e.From, to))
 	if _, _, err := old.Ask(); err != nil {
 		return "", fmt.Errorf("before any rule: %w", err)
@@ -87,7 +87,7 @@ func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error
 	rule := func(action string) func(Object) {
 		return func(config Object) {
 			config["rules"] = []Object{{"name": "check", "from": "remote", "protocol": "tcp",
-				"ports": fmt.Sprint(backendPort), "action": action}}
+				"ports": fmt.Sprint(BackendPort), "action": action}}
 		}
 	}
 	// A lost packet is noticed by a missing answer in less time than the first retransmission; a
@@ -102,7 +102,7 @@ func (l *Lab) checkRules(ctx context.Context, p *plan.Plan) (_ string, err error
 		{rule("drop"), os.ErrDeadlineExceeded, "drop"},
 		{nil, nil, "no rule again"},
 	} {
-		step.Try(l.reload(ctx, 0, stage.change))
+		step.Try(l.Reload(ctx, 0, stage.change))
 		c, err := probe.NewCall(ctx, e.From, to)
 		if err == nil {
 			_, _, err = c.Ask()
@@ -135,10 +135,10 @@ func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err erro
 		e.Local, e.WantSource = local, c.Seen(c.UnknownSource())
 		return e
 	}
-	mapped := &probe.Ends{From: l.host(p, "milan/pod1"), To: l.Host("rome/client").At(rome.Mapped),
+	mapped := &probe.Ends{From: l.HostOf(p, "milan/pod1"), To: l.Host("rome/client").At(rome.Mapped),
 		Target: rome.Seen(rome.MappedAs)}
 	mapped.WantSource = milan.Seen(mapped.From.Address)
-	back := &probe.Ends{From: l.host(p, "milan/client"), Local: milan.Mapped, To: l.host(p, "rome/pod2"),
+	back := &probe.Ends{From: l.HostOf(p, "milan/client"), Local: milan.Mapped, To: l.HostOf(p, "rome/pod2"),
 		WantSource: milan.Seen(milan.MappedAs)}
 	back.Target = rome.Seen(back.To.Address)
 	streams := []*probe.Ends{
@@ -170,7 +170,7 @@ func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err erro
 	reloads, whole, left := 0, 0, len(streams)
 	for left > 0 {
 		i := reloads % len(plan.V4)
-		step.Try(l.reload(ctx, i, l.change(i, reloads/len(plan.V4))))
+		step.Try(l.Reload(ctx, i, l.change(i, reloads/len(plan.V4))))
 		reloads++
 		if left == len(streams) {
 			whole++
@@ -191,27 +191,27 @@ func (l *Lab) checkReload(ctx context.Context, p *plan.Plan) (_ string, err erro
 		return "", fmt.Errorf("%d reloads while all streams ran, want %d: make the streams longer", whole, minReloads)
 	}
 	for i := range plan.V4 {
-		step.Try(l.reload(ctx, i, nil))
+		step.Try(l.Reload(ctx, i, nil))
 	}
 	return fmt.Sprintf("%d reloads, %d MiB, SHA-256 equal", reloads, 2*int64(len(streams))*bulk>>20), nil
 }
 
-// thirdNode is a node of clusters[i] that exists in no lab.
-func (l *Lab) thirdNode(i int) Object {
+// ThirdNode is a node of clusters[i] that exists in no lab.
+func (l *Lab) ThirdNode(i int) Object {
 	var address []netip.Addr
 	var pods []netip.Prefix
 	for _, p := range l.Plans() {
 		address, pods = append(address, netip.MustParseAddr(p.Text("10.80.0.77"))),
 			append(pods, netip.MustParsePrefix(p.Text("10.0.77.0/24")))
 	}
-	outer := &l.outer()[i]
-	return Object{"name": outer.Name + "-node3", "vni": 77, "underlay": spare(outer.Underlay),
-		"address": oneOrBoth(address), "podCIDRs": pods}
+	outer := &l.Outer()[i]
+	return Object{"name": outer.Name + "-node3", "vni": 77, "underlay": Spare(outer.Underlay),
+		"address": OneOrBoth(address), "podCIDRs": pods}
 }
 
-// spare is an address of a network that no host of a lab has.
-func spare(of netip.Prefix) netip.Addr {
-	return behind(of.Masked().Addr(), 99)
+// Spare is an address of a network that no host of a lab has.
+func Spare(of netip.Prefix) netip.Addr {
+	return plan.Behind(of.Masked().Addr(), 99)
 }
 
 // change returns one of several changes that affect none of the streams.
@@ -225,20 +225,20 @@ func (l *Lab) change(i, n int) func(config Object) {
 			}
 		},
 		func(config Object) {
-			set(config, "geneve.nodes", append(nodesOf(config), l.thirdNode(i)))
+			Set(config, "geneve.nodes", append(NodesOf(config), l.ThirdNode(i)))
 		},
 		func(config Object) {
 			nat := config["nat"].(Object)
-			nat["addresses"] = append(nat["addresses"].([]Object), Object{"external": spare(c.External),
-				"internal": spare(c.Outside)})
+			nat["addresses"] = append(nat["addresses"].([]Object), Object{"external": Spare(c.External),
+				"internal": Spare(c.Outside)})
 			nat["services"] = nat["services"].([]Object)[:1]
 		},
 		func(config Object) {
 			// The same nodes in another order: their connections must not be affected.
-			nodes := nodesOf(config)
+			nodes := NodesOf(config)
 			nodes[0], nodes[1] = nodes[1], nodes[0]
 		},
-		func(config Object) { set(config, "nat.services", nil) },
+		func(config Object) { Set(config, "nat.services", nil) },
 		func(config Object) { config["cpus"] = min(2, runtime.NumCPU()) },
 		nil,
 	}[n%7]
@@ -258,10 +258,10 @@ func (l *Lab) checkCPUs(ctx context.Context, n int, pause time.Duration) (string
 		undisturbed := time.Duration(streams.Pause.Swap(0))
 		figure, err = l.eachGateway(c, pause, func(p *Process) error {
 			i := plan.V4.Index(p.Host.Name)
-			if err := l.reload(ctx, i, func(config Object) { config["cpus"] = 2 }); err != nil {
+			if err := l.Reload(ctx, i, func(config Object) { config["cpus"] = 2 }); err != nil {
 				return err
 			}
-			return l.reload(ctx, i, nil)
+			return l.Reload(ctx, i, nil)
 		}, exchange)
 		longest := time.Duration(streams.Pause.Load())
 		if err == nil && longest > pause {

@@ -51,12 +51,12 @@ func (l *Lab) sandboxChecks() []Check {
 func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 	buffers := map[string]float64{"send": udp.DefaultSocketBuffer, "receive": 1 << 19}
 	for _, p := range l.Gateways() {
-		metrics, err := gatewayMetrics(ctx, p.Host)
+		metrics, err := GatewayMetrics(ctx, p.Host)
 		if err != nil {
 			return "", err
 		}
 		for way, want := range buffers {
-			for _, socket := range gatewaySockets {
+			for _, socket := range GatewaySockets {
 				name := fmt.Sprintf("culvert_socket_%s_buffer_bytes{socket=%q}", way, socket)
 				if metrics[name] != want {
 					return "", fmt.Errorf("%s: %s is %v, want %v", p.Host.Name, name, metrics[name], want)
@@ -77,7 +77,7 @@ func (l *Lab) checkSandboxSockets(ctx context.Context) (string, error) {
 func (l *Lab) checkSandboxMemory(ctx context.Context) (string, error) {
 	const want = SandboxMemory / 4 / 256
 	for _, p := range l.Gateways() {
-		metrics, err := gatewayMetrics(ctx, p.Host)
+		metrics, err := GatewayMetrics(ctx, p.Host)
 		if err != nil {
 			return "", err
 		}

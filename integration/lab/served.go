@@ -37,11 +37,11 @@ type servedCheck struct {
 func (l *Lab) servedChecks(p *plan.Plan) []Check {
 	rome, s := &p[0], &servedCheck{lab: l, plan: p}
 	for _, name := range []string{"rome/pod1", "rome/pod2", "milan/pod1"} {
-		s.endpoints = append(s.endpoints, l.host(p, name))
+		s.endpoints = append(s.endpoints, l.HostOf(p, name))
 	}
 	// everything that the node masquerades is an unknown source
-	node, u := l.host(p, "rome/node1"), rome.Seen(rome.UnknownSource())
-	pod, other, client := s.endpoints[0], s.endpoints[1], l.host(p, "rome/client")
+	node, u := l.HostOf(p, "rome/node1"), rome.Seen(rome.UnknownSource())
+	pod, other, client := s.endpoints[0], s.endpoints[1], l.HostOf(p, "rome/client")
 	at := func(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 	var checks []Check
 	for _, c := range []struct {
@@ -51,13 +51,13 @@ func (l *Lab) servedChecks(p *plan.Plan) []Check {
 		sees []netip.Addr // by endpoint; the zero Addr: it must not answer; nil: the call is refused
 	}{
 		// a pod reaches itself through the node
-		{"serve clusterIP", pod, at(rome.Served, servicePort), []netip.Addr{node.Address, pod.Address, u}},
-		{"serve clusterIP", node, at(rome.Served, servicePort), []netip.Addr{node.Address, node.Address, u}},
+		{"serve clusterIP", pod, at(rome.Served, ServicePort), []netip.Addr{node.Address, pod.Address, u}},
+		{"serve clusterIP", node, at(rome.Served, ServicePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve nodePort", client, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve nodePort", other, at(node.Address, clusterNodePort), []netip.Addr{node.Address, node.Address, u}},
 		{"serve Local", client, at(node.Address, localNodePort), []netip.Addr{client.Address, {}, {}}},
-		{"serve no port", pod, at(rome.Served, backendPort), nil}, // endpoints would answer there if packets arrived
-		{"serve no port", node, at(rome.Served, backendPort), nil},
+		{"serve no port", pod, at(rome.Served, BackendPort), nil}, // endpoints would answer there if packets arrived
+		{"serve no port", node, at(rome.Served, BackendPort), nil},
 	} {
 		checks = append(checks, Check{c.name, c.from.Name + " → " + c.to.String(),
 			func(ctx context.Context) (string, error) {
@@ -75,21 +75,21 @@ func (l *Lab) servedChecks(p *plan.Plan) []Check {
 // withEndpoints runs a check while the node serves and all endpoints answer.
 func (s *servedCheck) withEndpoints(ctx context.Context, run func() (string, error)) (figure string, err error) {
 	for _, h := range s.endpoints {
-		server, err := probe.NewNameServer(h, backendPort)
+		server, err := probe.NewNameServer(h, BackendPort)
 		if err != nil {
 			return "", err
 		}
 		defer server.Close()
 	}
 	rome := &s.plan[0]
-	endpoints := []Object{{"address": s.plan[1].Seen(s.endpoints[2].Address), "port": backendPort}}
+	endpoints := []Object{{"address": s.plan[1].Seen(s.endpoints[2].Address), "port": BackendPort}}
 	for _, n := range rome.Nodes {
-		endpoints = append(endpoints, Object{"address": n.Pod, "port": backendPort, "node": n.Name})
+		endpoints = append(endpoints, Object{"address": n.Pod, "port": BackendPort, "node": n.Name})
 	}
 	err = s.lab.ServeOn(ctx, rome, []Object{
-		{"name": "web", "clusterIP": rome.Served, "port": servicePort, "nodePort": clusterNodePort,
+		{"name": "web", "clusterIP": rome.Served, "port": ServicePort, "nodePort": clusterNodePort,
 			"endpoints": endpoints},
-		{"name": "near", "port": servicePort, "nodePort": localNodePort, "externalTrafficPolicy": "Local",
+		{"name": "near", "port": ServicePort, "nodePort": localNodePort, "externalTrafficPolicy": "Local",
 			"endpoints": endpoints},
 	}, func() error {
 		figure, err = run()
@@ -104,7 +104,7 @@ func (l *Lab) ServeOn(ctx context.Context, c *plan.Cluster, serve []Object, do f
 	const file = "services.yaml"
 	err = l.WriteYAML(c.Name, file, Object{"name": c.Nodes[0].Name,
 		"services": Object{"addresses": []netip.Addr{c.Nodes[0].Underlay},
-			"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{c.Services}, "metrics": metricsAddress,
+			"pods": []netip.Prefix{c.PodCIDR}, "serviceCIDRs": []netip.Prefix{c.Services}, "metrics": MetricsAddress,
 			"serve": serve}})
 	if err != nil {
 		return err

@@ -16,11 +16,11 @@ import (
 func TestServedChecksFail(t *testing.T) {
 	l := buildOne(t, true)
 	pod, other := l.Host("rome/pod1"), l.Host("rome/pod2")
-	server, err := probe.NewNameServer(other, backendPort)
+	server, err := probe.NewNameServer(other, BackendPort)
 	need.NoError(t, err)
 	defer server.Close()
 	s := &servedCheck{lab: l, plan: &plan.V4, endpoints: []*netns.Host{pod, other}}
-	to, closed := netip.AddrPortFrom(other.Address, backendPort), netip.AddrPortFrom(other.Address, backendPort+1)
+	to, closed := netip.AddrPortFrom(other.Address, BackendPort), netip.AddrPortFrom(other.Address, BackendPort+1)
 	node, nobody := l.Host("rome/node1").Address, netip.Addr{}
 	for _, test := range []struct {
 		to   netip.AddrPort

@@ -33,8 +33,8 @@ func (l *Lab) serviceChecks(p *plan.Plan) []Check {
 	var checks []Check
 	for i := range p {
 		c, peer := &p[i], &p[1-i]
-		s := &serviceCheck{lab: l, plan: p, cluster: i, from: l.host(p, peer.Name+"/pod1"),
-			others: l.host(p, peer.Name+"/pod2")}
+		s := &serviceCheck{lab: l, plan: p, cluster: i, from: l.HostOf(p, peer.Name+"/pod1"),
+			others: l.HostOf(p, peer.Name+"/pod2")}
 		for _, service := range []struct {
 			name    string
 			address netip.Addr
@@ -45,11 +45,11 @@ func (l *Lab) serviceChecks(p *plan.Plan) []Check {
 			{"service removal", c.Balanced, s.removal("balanced", false)},
 			{"service reset", c.Strict, s.removal("strict", true)},
 		} {
-			to := netip.AddrPortFrom(c.Seen(service.address), servicePort)
+			to := netip.AddrPortFrom(c.Seen(service.address), ServicePort)
 			checks = append(checks, Check{service.name, s.from.Name + " → " + to.String(),
 				func(ctx context.Context) (_ string, err error) {
 					defer step.Catch(&err)
-					defer step.Must(l.serveBackends(p, i))()
+					defer step.Must(l.ServeBackends(p, i))()
 					return service.run(ctx, to)
 				}})
 		}
@@ -57,9 +57,9 @@ func (l *Lab) serviceChecks(p *plan.Plan) []Check {
 	return checks
 }
 
-// serveBackends makes both pods of a cluster answer as backends of its services until stop is
+// ServeBackends makes both pods of a cluster answer as backends of its services until stop is
 // called.
-func (l *Lab) serveBackends(p *plan.Plan, cluster int) (stop func(), err error) {
+func (l *Lab) ServeBackends(p *plan.Plan, cluster int) (stop func(), err error) {
 	var servers []*probe.NameServer
 	stop = func() {
 		for _, s := range servers {
@@ -67,7 +67,7 @@ func (l *Lab) serveBackends(p *plan.Plan, cluster int) (stop func(), err error) 
 		}
 	}
 	for _, n := range p[cluster].Nodes {
-		server, err := probe.NewNameServer(l.host(p, p[cluster].Name+"/"+n.PodName), backendPort)
+		server, err := probe.NewNameServer(l.HostOf(p, p[cluster].Name+"/"+n.PodName), BackendPort)
 		if err != nil {
 			stop()
 			return nil, err
@@ -115,7 +115,7 @@ func (s *serviceCheck) affinity(ctx context.Context, to netip.AddrPort) (_ strin
 	figure := ""
 	for _, from := range []*netns.Host{s.from, s.others} {
 		seen := step.Must(s.calls(ctx, from, to, serviceCalls/2))
-		step.Try(s.lab.reload(ctx, s.cluster, nil))
+		step.Try(s.lab.Reload(ctx, s.cluster, nil))
 		more := step.Must(s.calls(ctx, from, to, serviceCalls/2))
 		for name, n := range more {
 			seen[name] += n
@@ -161,8 +161,8 @@ func (s *serviceCheck) removal(service string, resets bool) func(context.Context
 		c := &s.plan[s.cluster]
 		leaving, staying := c.Name+"/"+c.Nodes[0].PodName, c.Name+"/"+c.Nodes[1].PodName
 		calls := step.Must(s.oneEach(ctx, to))
-		defer func() { err = errors.Join(err, s.lab.reload(ctx, s.cluster, nil)) }()
-		step.Try(s.lab.reload(ctx, s.cluster, func(config Object) {
+		defer func() { err = errors.Join(err, s.lab.Reload(ctx, s.cluster, nil)) }()
+		step.Try(s.lab.Reload(ctx, s.cluster, func(config Object) {
 			for _, o := range config["nat"].(Object)["services"].([]Object) {
 				if o["name"] == service+c.Suffix() {
 					o["backends"] = o["backends"].([]Object)[1:]

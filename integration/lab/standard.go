@@ -30,11 +30,11 @@ func (l *Lab) amount(n int64) int64 {
 }
 
 // Pair is the ends from one pod to another in the other cluster, over the family of l.plan.
-func (l *Lab) Pair(from, to string) *probe.Ends { return l.PairOf(l.plan(), from, to) }
+func (l *Lab) Pair(from, to string) *probe.Ends { return l.PairOf(l.Plan(), from, to) }
 
 // PairOf is pair over the family of a plan.
 func (l *Lab) PairOf(p *plan.Plan, from, to string) *probe.Ends {
-	e := &probe.Ends{From: l.host(p, from), To: l.host(p, to)}
+	e := &probe.Ends{From: l.HostOf(p, from), To: l.HostOf(p, to)}
 	e.Target, e.WantSource = p.Of(to).Seen(e.To.Address), p.Of(from).Seen(e.From.Address)
 	return e
 }
@@ -93,7 +93,7 @@ func (l *Lab) trafficChecks(p *plan.Plan) []Check {
 	for i := range p {
 		c := &p[i]
 		for _, host := range []string{c.Nodes[0].Name, c.Nodes[1].Name, c.Nodes[0].PodName} {
-			h := l.host(p, c.Name+"/"+host)
+			h := l.HostOf(p, c.Name+"/"+host)
 			checks = append(checks, Check{"ping gateway", h.Name + " → " + c.Internal.String(),
 				func(context.Context) (string, error) { return probe.CheckInternal(h, c.Internal) }})
 		}
@@ -125,7 +125,7 @@ func (l *Lab) trafficChecks(p *plan.Plan) []Check {
 			return first.CheckPingUnderLoad(ctx, bulk, lossy)
 		}},
 		Check{"outer ecn", first.Path(), func(ctx context.Context) (string, error) {
-			return first.CheckECN(ctx, l.host(l.outer(), "milan/node1"), l.outer()[1].Gateway)
+			return first.CheckECN(ctx, l.HostOf(l.Outer(), "milan/node1"), l.Outer()[1].Gateway)
 		}})
 }
 
@@ -169,7 +169,7 @@ func (l *Lab) checkRemaps(context.Context) (_ string, err error) {
 func (l *Lab) traceChecks(p *plan.Plan, i int) []Check {
 	c, peer := &p[i], &p[1-i]
 	n, far := c.Nodes[0], peer.Nodes[1]
-	pod := l.host(p, c.Name+"/"+n.PodName)
+	pod := l.HostOf(p, c.Name+"/"+n.PodName)
 	target := peer.Seen(far.Pod)
 	u := peer.Seen(peer.UnknownSource())
 	trace := func(to netip.Addr, want ...netip.Addr) func(context.Context) (string, error) {

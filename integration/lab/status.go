@@ -112,7 +112,7 @@ func readResponse(conn *net.UnixConn) (*response, error) {
 
 func (l *Lab) status() *Status {
 	s := &Status{Description: l.Options.String(), Dir: l.Dir, Broken: l.Broken()}
-	for _, h := range l.hosts {
+	for _, h := range l.Hosts {
 		host := HostStatus{Name: h.Name, Address: h.Address.String()}
 		for i := range plan.V4 {
 			c := &plan.V4[i]

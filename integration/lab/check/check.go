@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/node"
 	"culvert/integration/lab"
+	"culvert/integration/lab/attack"
 )
 
 // Result is the outcome of a check.
@@ -122,12 +123,12 @@ func (o *Options) attackLabs(mode node.Mode) (all []plannedLab) {
 		return nil
 	}
 	if slices.Contains(o.Offloads, true) {
-		all = append(all, plannedLab{lab.Attacks(mode, true), lab.AttackChecks, 80})
+		all = append(all, plannedLab{lab.Attacks(mode, true), attack.Checks, 80})
 	}
 	if !o.Short {
 		of := lab.Attacks(mode, o.Offloads[0])
 		of.Inside, of.Outside6 = lab.IPv4AndIPv6, true
-		all = append(all, plannedLab{of, lab.AttackChecks, 80})
+		all = append(all, plannedLab{of, attack.Checks, 80})
 	}
 	return all
 }

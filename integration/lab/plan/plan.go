@@ -124,3 +124,11 @@ func Remap(a netip.Addr, to netip.Prefix) netip.Addr {
 	b, _ := netip.AddrFromSlice(host)
 	return b
 }
+
+// Behind returns the n-th address after a, for n below 256.
+func Behind(a netip.Addr, n int) netip.Addr {
+	b := a.AsSlice()
+	b[len(b)-1] += byte(n)
+	a, _ = netip.AddrFromSlice(b)
+	return a
+}

@@ -1,4 +1,4 @@
-package lab
+package attack
 
 import (
 	"bytes"
@@ -70,7 +70,7 @@ func (in *innocent) once(ctx context.Context, t *tally) {
 }
 
 // beside runs the floods and lets the innocents ask meanwhile, and then in.n times each.
-func (l *Lab) beside(ctx context.Context, floods []*probe.Flood, innocents ...*innocent) (_ string, err error) {
+func (l *attacks) beside(ctx context.Context, floods []*probe.Flood, innocents ...*innocent) (_ string, err error) {
 	defer step.Catch(&err)
 	before := step.Must(l.kernelLosses())
 	flooding, stop := context.WithCancel(ctx)
@@ -146,9 +146,9 @@ func judgeTallies(figures []string, innocents []*innocent, tallies []tally, kern
 
 // kernelLosses counts the packets that the kernel has lost on the way to a socket of any host: in
 // full receive buffers, and in full backlogs of this machine's CPUs.
-func (l *Lab) kernelLosses() (n int, err error) {
+func (l *attacks) kernelLosses() (n int, err error) {
 	defer step.Catch(&err)
-	for _, h := range l.hosts {
+	for _, h := range l.Hosts {
 		err := h.Do(func() error {
 			overflows, err := snmpCounter("Udp", "RcvbufErrors")
 			n += overflows

@@ -1,4 +1,4 @@
-package lab
+package attack
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
@@ -16,9 +17,9 @@ import (
 // attackOuterMTU forges too-big messages: an unknown sender about datagrams between the gateways,
 // and a pod about those to a node. They quote unused ports. A stream must continue in whole trains,
 // and no gateway may fragment.
-func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	e, o := l.Pair("milan/pod1", "rome/pod1"), l.outer()
+	e, o := l.Pair("milan/pod1", "rome/pod1"), l.Outer()
 	gateway := l.Host("milan/gateway")
 	mtu := l.ofOuter(552, probe.SmallMTU) // the lowest that a kernel accepts, for IPv6 by RFC 8200, Section 5
 	step.Try(e.Reach(ctx))
@@ -35,15 +36,15 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 	defer gateway.Do(forgetPaths)
 	for _, lie := range lies {
 		quoted := probe.SilentUDP(netip.AddrPortFrom(lie.near, lie.port), netip.AddrPortFrom(lie.far, 1))
-		f := &probe.Flood{From: l.host(o, lie.from), Count: 1,
+		f := &probe.Flood{From: l.HostOf(o, lie.from), Count: 1,
 			Packet: func(int) []byte { return probe.TooBigAbout(lie.stranger, quoted, uint16(mtu)) }}
 		step.Must(l.beside(ctx, []*probe.Flood{f}))
 		step.Try(gateway.Do(func() error { return awaitPathMTU(ctx, lie.far, mtu) }))
 	}
 	before := step.Must(outerCounts(ctx, gateway))
 	figure := step.Must(e.Stream(ctx, probe.SmallStream, probe.SmallStream))
-	told := step.Must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.at("milan/pod2"),
-		l.plan()[0].Seen(l.plan()[0].Nodes[1].Pod), probe.LargeMTU)))
+	told := step.Must(l.beside(ctx, nil, echoRequests("large pings of another pod", 20, l.At("milan/pod2"),
+		l.Plan()[0].Seen(l.Plan()[0].Nodes[1].Pod), probe.LargeMTU)))
 	after, err := outerCounts(ctx, gateway)
 	if err == nil && after != before {
 		err = fmt.Errorf("%s: %+v before a stream, %+v after it; want no more", gateway.Name, before, after)
@@ -56,11 +57,11 @@ func (l *Lab) attackOuterMTU(ctx context.Context) (_ string, err error) {
 type outerCount struct{ refusedTrains, fragments int }
 
 func outerCounts(ctx context.Context, gateway *netns.Host) (c outerCount, err error) {
-	metrics, err := gatewayMetrics(ctx, gateway)
+	metrics, err := lab.GatewayMetrics(ctx, gateway)
 	if err != nil {
 		return c, err
 	}
-	for _, socket := range gatewaySockets {
+	for _, socket := range lab.GatewaySockets {
 		c.refusedTrains += int(metrics[fmt.Sprintf("culvert_socket_refused_trains_total{socket=%q}", socket)])
 	}
 	return c, gateway.Do(func() (err error) {
@@ -71,7 +72,7 @@ func outerCounts(ctx context.Context, gateway *netns.Host) (c outerCount, err er
 
 // awaitPathMTU waits until the kernel of this thread's namespace has learnt a path MTU.
 func awaitPathMTU(ctx context.Context, to netip.Addr, mtu int) error {
-	return step.Await(ctx, reachTimeout, probe.Pace, func() error {
+	return step.Await(ctx, lab.ReachTimeout, probe.Pace, func() error {
 		routes, err := netlink.RouteGet(to.AsSlice())
 		if err == nil && (len(routes) == 0 || routes[0].MTU != mtu) {
 			err = fmt.Errorf("the kernel knows of the path to %s: %+v; want MTU %d", to, routes, mtu)

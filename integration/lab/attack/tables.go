@@ -1,4 +1,4 @@
-package lab
+package attack
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 	"culvert/nat/nattest"
@@ -21,9 +22,9 @@ const (
 )
 
 // tableAttacks fill shared tables of the gateway.
-func (l *Lab) tableAttacks() []Check {
-	table := func(max int) func(int, Object) { return setting("nat.maxConnections", max) }
-	return []Check{
+func (l *attacks) tableAttacks() []lab.Check {
+	table := func(max int) func(int, lab.Object) { return setting("nat.maxConnections", max) }
+	return []lab.Check{
 		l.against("ports of U", "rome/node1 × rome/node2", table(1<<20), l.attackPorts),
 		l.against("fragments", "rome/pod1 × rome/node2", nil, l.attackFragments),
 		l.against("affinity", "milan/node2 × milan/pod1", l.manyServices, l.attackAffinity),
@@ -45,36 +46,28 @@ func nth(a netip.Addr, n int) netip.Addr {
 	return a
 }
 
-// behind returns the n-th address after a, for n below 256.
-func behind(a netip.Addr, n int) netip.Addr {
-	b := a.AsSlice()
-	b[len(b)-1] += byte(n)
-	a, _ = netip.AddrFromSlice(b)
-	return a
-}
-
 // attackPorts takes every port of U towards one service for one client; a client of the other node
 // must still get some.
-func (l *Lab) attackPorts(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackPorts(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.Pair("rome/node2", "milan/pod1")
 	server := step.Must(probe.NewEchoServer(e.To))
 	defer server.Close()
 	to := netip.AddrPortFrom(e.Target, uint16(server.Port()))
-	f := &probe.Flood{From: l.at("rome/node1"), Count: 65_535, Packet: func(i int) []byte {
-		return probe.SilentUDP(netip.AddrPortFrom(l.plan()[0].BehindOther, uint16(i+1)), to)
+	f := &probe.Flood{From: l.At("rome/node1"), Count: 65_535, Packet: func(i int) []byte {
+		return probe.SilentUDP(netip.AddrPortFrom(l.Plan()[0].BehindOther, uint16(i+1)), to)
 	}}
 	return l.beside(ctx, []*probe.Flood{f}, datagrams("first packets", 200, e, server.Port()))
 }
 
 // attackFragments sends later fragments without a first one, as many as nine incomplete datagrams a
 // second accumulate in their lifetime of 30 s.
-func (l *Lab) attackFragments(ctx context.Context) (string, error) {
+func (l *attacks) attackFragments(ctx context.Context) (string, error) {
 	const lone, incomplete = 4000, 270
-	p, e := l.plan(), l.Pair("rome/node2", "milan/pod2")
+	p, e := l.Plan(), l.Pair("rome/node2", "milan/pod2")
 	pod := p[0].Nodes[0].Pod
 	from, to := netip.AddrPortFrom(pod, attackPort), netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
-	f := &probe.Flood{From: l.at("rome/pod1"), Count: lone + incomplete, Packet: func(i int) []byte {
+	f := &probe.Flood{From: l.At("rome/pod1"), Count: lone + incomplete, Packet: func(i int) []byte {
 		if i < lone {
 			return probe.LaterFragment(pod, to.Addr(), uint16(i+1))
 		}
@@ -84,61 +77,61 @@ func (l *Lab) attackFragments(ctx context.Context) (string, error) {
 }
 
 // manyServices gives rome as many additional services with affinity as the attack has clients.
-func (l *Lab) manyServices(i int, config Object) {
+func (l *attacks) manyServices(i int, config lab.Object) {
 	if i != 0 {
 		return
 	}
-	services := config["nat"].(Object)["services"].([]Object)
+	services := config["nat"].(lab.Object)["services"].([]lab.Object)
 	backends := services[len(services)-2]["backends"] // of the last family
 	for n := range hostileHosts {
-		services = append(services, Object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n),
-			"port": servicePort, "protocol": "tcp",
+		services = append(services, lab.Object{"name": fmt.Sprintf("sticky-%d", n), "address": l.hostileService(n),
+			"port": lab.ServicePort, "protocol": "tcp",
 			"affinity": "clientIP", "backends": backends})
 	}
-	set(config, "nat.services", services)
+	lab.Set(config, "nat.services", services)
 }
 
 // hostileService is the address of one of manyServices.
-func (l *Lab) hostileService(n int) netip.Addr { return nth(l.plan()[0].Sticky, 256+n) }
+func (l *attacks) hostileService(n int) netip.Addr { return nth(l.Plan()[0].Sticky, 256+n) }
 
 // attackAffinity is a remote cluster that makes services remember every client it can invent. A
 // client of another service must keep its backend, and the gateway's memory must stay bounded.
-func (l *Lab) attackAffinity(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackAffinity(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	p := l.plan()
+	p := l.Plan()
 	rome, milan := &p[0], &p[1]
-	from, to := l.at("milan/pod1"), netip.AddrPortFrom(rome.Seen(rome.Sticky), servicePort)
-	defer step.Must(l.serveBackends(p, 0))()
+	from, to := l.At("milan/pod1"), netip.AddrPortFrom(rome.Seen(rome.Sticky), lab.ServicePort)
+	defer step.Must(l.ServeBackends(p, 0))()
 	c := step.Must(probe.NewCall(ctx, from, to))
 	backend, _ := step.Must2(c.Ask())
-	f := &probe.Flood{From: l.at("milan/node2"), Count: hostileHosts * hostileHosts, Packet: func(i int) []byte {
+	f := &probe.Flood{From: l.At("milan/node2"), Count: hostileHosts * hostileHosts, Packet: func(i int) []byte {
 		from := nth(milan.Nodes[1].PodCIDR.Masked().Addr(), 1<<12+i/hostileHosts)
-		to := netip.AddrPortFrom(rome.Seen(l.hostileService(i%hostileHosts)), servicePort)
+		to := netip.AddrPortFrom(rome.Seen(l.hostileService(i%hostileHosts)), lab.ServicePort)
 		return probe.SilentTCP(netip.AddrPortFrom(from, uint16(1024+i%60_000)), to, nattest.SYN, uint32(i), 0)
 	}}
 	figure := step.Must(l.beside(ctx, []*probe.Flood{f}, questions(20, c, backend), newCalls(20, from, to, backend)))
 	memory, err := l.Gateway(0).Memory()
 	const mib = 1 << 20
-	if err == nil && memory.anonymous > attackedRSS {
-		err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.anonymous/mib,
+	if err == nil && memory.Anonymous > attackedRSS {
+		err = fmt.Errorf("the gateway has %.0f MiB that no file backs, want at most %d", memory.Anonymous/mib,
 			attackedRSS/mib)
 	}
-	return fmt.Sprintf("%s; %.0f MiB", figure, memory.anonymous/mib), err
+	return fmt.Sprintf("%s; %.0f MiB", figure, memory.Anonymous/mib), err
 }
 
 // attackHalfOpen opens connections from many addresses behind one node. Meanwhile requests that the
 // other node sent before wait for their answers.
-func (l *Lab) attackHalfOpen(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackHalfOpen(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.Pair("rome/node2", "milan/pod1")
 	waiting := step.Must(newWaiting(ctx, e, 50))
-	defer step.Must(probe.NewNameServer(e.To, backendPort)).Close()
-	f := &probe.Flood{From: l.at("rome/node1"), Count: 4 * smallTable, Packet: func(i int) []byte {
-		return probe.SilentTCP(netip.AddrPortFrom(nth(l.plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)),
+	defer step.Must(probe.NewNameServer(e.To, lab.BackendPort)).Close()
+	f := &probe.Flood{From: l.At("rome/node1"), Count: 4 * smallTable, Packet: func(i int) []byte {
+		return probe.SilentTCP(netip.AddrPortFrom(nth(l.Plan()[0].BehindFirst, i%10_000), uint16(1024+i/10_000)),
 			netip.AddrPortFrom(e.Target, attackPort), nattest.SYN, uint32(i), 0)
 	}}
-	figure := step.Must(l.beside(ctx, []*probe.Flood{f}, newCalls(50, e.From, netip.AddrPortFrom(e.Target, backendPort),
-		"")))
+	figure := step.Must(l.beside(ctx, []*probe.Flood{f}, newCalls(50, e.From, netip.AddrPortFrom(e.Target,
+		lab.BackendPort), "")))
 	late, err := l.beside(ctx, nil, waiting.answers())
 	return figure + "; " + late, err
 }
@@ -196,12 +189,12 @@ func (w *waiting) answers() *innocent {
 
 // attackTable fills the table with connections of one pod that the far end answers. An idle
 // connection, over which the server speaks next, must survive, and new ones must find room.
-func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackTable(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	idle := step.Must(newIdle(l.Pair("rome/node2", "milan/pod1")))
 	defer idle.close()
-	defer step.Must(probe.NewNameServer(idle.To, backendPort)).Close()
-	to := netip.AddrPortFrom(idle.Target, backendPort)
+	defer step.Must(probe.NewNameServer(idle.To, lab.BackendPort)).Close()
+	to := netip.AddrPortFrom(idle.Target, lab.BackendPort)
 	figure := step.Must(l.fillTable(ctx, newCalls(20, idle.From, to, "")))
 	after := step.Must(l.beside(ctx, nil, newCalls(50, idle.From, to, "")))
 	return fmt.Sprintf("%s; then %s", figure, after), idle.serverSpeaks()
@@ -210,7 +203,7 @@ func (l *Lab) attackTable(ctx context.Context) (_ string, err error) {
 // fillTable runs the collusion, the first time beside the innocents, until it gains no more
 // connections. It then makes sure that no evictable connections are left that would spare the
 // innocents.
-func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
+func (l *attacks) fillTable(ctx context.Context, innocents ...*innocent) (figure string, err error) {
 	defer step.Catch(&err)
 	e := l.Pair("rome/pod1", "milan/pod1")
 	server := step.Must(probe.NewEchoServer(e.To))
@@ -235,15 +228,15 @@ func (l *Lab) fillTable(ctx context.Context, innocents ...*innocent) (figure str
 }
 
 // connections returns how full a gateway's table is.
-func (l *Lab) connections(ctx context.Context, gateway string) (n, most int, err error) {
-	metrics, err := gatewayMetrics(ctx, l.Host(gateway))
+func (l *attacks) connections(ctx context.Context, gateway string) (n, most int, err error) {
+	metrics, err := lab.GatewayMetrics(ctx, l.Host(gateway))
 	return int(metrics["culvert_connections"]), int(metrics["culvert_connections_max"]), err
 }
 
 // collusion fills the table of rome's gateway: the first pod of milan answers what the first pod of
 // rome sends. Each packet is sent more than once, because some are lost and some answers come too
 // late.
-func (l *Lab) collusion() []*probe.Flood {
+func (l *attacks) collusion() []*probe.Flood {
 	const flows, rounds = smallTable * 5 / 4, 2
 	one := func(from, to string) *probe.Flood {
 		e := l.Pair(from, to)

@@ -1,4 +1,4 @@
-package lab
+package attack
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
@@ -16,12 +17,12 @@ const narrowTime = 10 * time.Second
 // checkNarrow makes a device of milan's gateway carry less than its mtu needs, while there is a TCP
 // connection. The connection must continue soon, and the gateway's kernel must not fragment what it
 // cannot send whole.
-func (l *Lab) checkNarrow(device string, e *probe.Ends) func(context.Context) (string, error) {
+func (l *attacks) checkNarrow(device string, e *probe.Ends) func(context.Context) (string, error) {
 	// Less than the labs' mtu plus the headers of either tunnel, but enough for the IPv6 minimum
 	// (RFC 8200, Section 5).
 	mtu, gateway := l.ofOuter(1340, 1380), l.Host("milan/gateway")
 	set := func(mtu int) error {
-		return gateway.Do(func() error { return setMTU(device, mtu)(l) })
+		return gateway.Do(func() error { return lab.SetMTU(device, mtu)(l.Lab) })
 	}
 	return func(ctx context.Context) (_ string, err error) {
 		defer step.Catch(&err)
@@ -32,7 +33,7 @@ func (l *Lab) checkNarrow(device string, e *probe.Ends) func(context.Context) (s
 		step.Try(errors.Join(near.SetTimeout(patience), far.SetTimeout(patience), transferOver(near, far,
 			probe.SmallStream)))
 		before := step.Must(outerCounts(ctx, gateway))
-		defer func() { err = errors.Join(err, set(underlayMTU)) }()
+		defer func() { err = errors.Join(err, set(lab.UnderlayMTU)) }()
 		step.Try(set(mtu))
 		began := time.Now()
 		step.Try(transferOver(near, far, probe.SmallStream))
@@ -50,8 +51,8 @@ func (l *Lab) checkNarrow(device string, e *probe.Ends) func(context.Context) (s
 }
 
 // ofOuter returns one of two values by the family of the tunnels' underlay.
-func (l *Lab) ofOuter(four, six int) int {
-	if l.outer().Is6() {
+func (l *attacks) ofOuter(four, six int) int {
+	if l.Outer().Is6() {
 		return six
 	}
 	return four

@@ -1,4 +1,4 @@
-package lab
+package attack
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
@@ -18,8 +19,8 @@ import (
 )
 
 // forgeries are packets and files with false claims.
-func (l *Lab) forgeries() []Check {
-	return []Check{
+func (l *attacks) forgeries() []lab.Check {
+	return []lab.Check{
 		l.against("to a node", "milan/pod1 × rome/node1", l.hostilePeer, l.attackNodes),
 		l.against("refused reload", "bad file × rome/pod2", nil, l.attackReload),
 		l.against("forged too big", "milan/pod2 × rome/pod1", sourceCheckOff, l.attackPathMTU),
@@ -41,14 +42,14 @@ var sourceCheckOff = setting("geneve.sourceCheck", "cluster")
 
 // attackReload gives the gateway a file without the second node, which it must refuse because of a
 // fault in a third one.
-func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackReload(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	config := l.gatewayConfig(0)
-	third := l.thirdNode(0)
+	config := l.GatewayConfig(0)
+	third := l.ThirdNode(0)
 	third["encap"], third["inner"] = "vxlan", "ip"
-	set(config, "geneve.nodes", []Object{nodesOf(config)[0], third})
+	lab.Set(config, "geneve.nodes", []lab.Object{lab.NodesOf(config)[0], third})
 	step.Try(l.WriteYAML(plan.V4[0].Name, "gateway.yaml", config))
-	step.Must(l.sendHangup(ctx, 0, refusedText))
+	step.Must(l.SendHangup(ctx, 0, lab.RefusedText))
 	e := l.Pair("rome/pod2", "milan/pod2")
 	return l.beside(ctx, nil, echoRequests("pings", 20, e.From, e.Target, 84), echoRequests("pings back", 20, e.To,
 		e.WantSource, 84))
@@ -56,14 +57,14 @@ func (l *Lab) attackReload(ctx context.Context) (_ string, err error) {
 
 // attackPathMTU sends too-big messages about packets that nobody sent: of no connection, or with a
 // sequence number that is not in flight.
-func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackPathMTU(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.Pair("rome/pod1", "milan/pod1")
 	before := step.Must(segmentsReceived(e))
 	live := step.Must(newIdle(e))
 	defer live.close()
 	near, local := step.Must2(live.farEnds())
-	attacker, mtu := l.at("milan/pod2"), uint16(68)
+	attacker, mtu := l.At("milan/pod2"), uint16(68)
 	if attacker.Address.Is6() {
 		mtu = probe.SmallMTU // IPv6 hosts ignore less than the minimum MTU (RFC 8200, Section 5)
 	}
@@ -88,9 +89,9 @@ func (l *Lab) attackPathMTU(ctx context.Context) (_ string, err error) {
 // attackColluding lowers the path MTU of a connection of the attackers' own: one sends a segment
 // after a gap, so that it stays in flight, and the other a message that it is too big. That must
 // slow down nobody else who sends to the same pod, on the same node or on another.
-func (l *Lab) attackColluding(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackColluding(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
-	own, accomplice := l.Pair("rome/pod1", "milan/pod1"), l.at("milan/pod2")
+	own, accomplice := l.Pair("rome/pod1", "milan/pod1"), l.At("milan/pod2")
 	innocents := []*probe.Ends{l.Pair("rome/node1", "milan/pod1"), l.Pair("rome/pod2", "milan/pod1")}
 	sizes := make([]int, len(innocents))
 	for i, e := range innocents {
@@ -179,7 +180,7 @@ func (i *idle) farEnds() (near, far netip.AddrPort, err error) {
 
 // attackFIN tries to end a connection without knowing its sequence numbers, from the far end's
 // address, and then fills the table: an ended connection would be evicted.
-func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackFIN(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	victim := step.Must(newIdle(l.Pair("rome/node2", "milan/pod1")))
 	defer victim.close()
@@ -189,7 +190,7 @@ func (l *Lab) attackFIN(ctx context.Context) (_ string, err error) {
 	near, far := step.Must2(victim.farEnds())
 	// Of two acknowledgements half the sequence space apart, one is old.
 	stride := max(info.Rcv_ssthresh/4, 1<<15)
-	f := &probe.Flood{From: l.at("milan/node1"), Count: 2 * (int(1<<32/uint64(stride)) + 1),
+	f := &probe.Flood{From: l.At("milan/node1"), Count: 2 * (int(1<<32/uint64(stride)) + 1),
 		Packet: func(i int) []byte {
 			return probe.SilentTCP(far, near, nattest.FIN|nattest.ACK, uint32(i/2)*stride, 0x0bad0bad+uint32(i%2)<<31)
 		}}
@@ -222,8 +223,8 @@ func (s sourceServer) expect(want string, from netip.AddrPort) error {
 
 // speakFor sends datagrams of count connections from the first node of rome, with pod e.from as
 // their source. The first has the ports of a connection that this pod opens later.
-func (l *Lab) speakFor(e *probe.Ends, count int) *probe.Flood {
-	return &probe.Flood{From: l.at("rome/node1"), Count: count, Packet: func(i int) []byte {
+func (l *attacks) speakFor(e *probe.Ends, count int) *probe.Flood {
+	return &probe.Flood{From: l.At("rome/node1"), Count: count, Packet: func(i int) []byte {
 		return probe.DatagramOf(netip.AddrPortFrom(e.From.Address, forgedPort+uint16(i)), netip.AddrPortFrom(e.Target,
 			attackPort), []byte("forged")...).Bytes()
 	}}
@@ -233,7 +234,7 @@ func (l *Lab) speakFor(e *probe.Ends, count int) *probe.Flood {
 const forgedPort = 5000
 
 // attackSource sends as a pod of another node, before that pod does.
-func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackSource(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.Pair("rome/pod2", "milan/pod1")
 	server := step.Must(newSourceServer(e.To))
@@ -251,7 +252,7 @@ func (l *Lab) attackSource(ctx context.Context) (_ string, err error) {
 
 // checkSourceAllowed requires that such packets pass where a node may send from the addresses of
 // all pods.
-func (l *Lab) checkSourceAllowed(ctx context.Context) (_ string, err error) {
+func (l *attacks) checkSourceAllowed(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	e := l.Pair("rome/pod2", "milan/pod1")
 	server := step.Must(newSourceServer(e.To))

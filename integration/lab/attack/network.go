@@ -1,4 +1,4 @@
-package lab
+package attack
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
@@ -16,15 +17,15 @@ import (
 // times within ten seconds, and then 730 times a second for the lifetime of such connections.
 // Meanwhile the forger's own pod, one on another node and one in the other cluster use services.
 // With CULVERT_LONG it continues for five minutes.
-func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackNetwork(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	const burst, burstRate, rate, least = 50_000, 6_000, 730, 20_000
 	lasts := 10
 	if os.Getenv("CULVERT_LONG") != "" {
 		lasts = 300
 	}
-	p, e := l.plan(), l.Pair("rome/pod1", "milan/pod1")
-	attacker := l.at("rome/pod1")
+	p, e := l.Plan(), l.Pair("rome/pod1", "milan/pod1")
+	attacker := l.At("rome/pod1")
 	forge := func(count int, pause time.Duration) *probe.Flood {
 		return &probe.Flood{From: attacker, Count: count, Packet: func(i int) []byte {
 			if i%probe.FloodBurst == 0 {
@@ -34,8 +35,8 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 			return probe.RawEcho(from, e.Target, id)
 		}}
 	}
-	defer step.Must(l.serveBackends(p, 0))()
-	defer step.Must(l.serveBackends(p, 1))()
+	defer step.Must(l.ServeBackends(p, 0))()
+	defer step.Must(l.ServeBackends(p, 1))()
 	for n, tries := 0, 0; n < least; tries++ { // a busy kernel loses pings
 		if tries == attempts {
 			return "", fmt.Errorf(
@@ -48,7 +49,7 @@ func (l *Lab) attackNetwork(ctx context.Context) (_ string, err error) {
 	var innocents []*innocent
 	for _, from := range []string{"rome/pod1", "rome/pod2", "milan/pod2"} {
 		far := &p[1-p.Index(from)]
-		in := newCalls(1, l.at(from), netip.AddrPortFrom(far.Seen(far.Balanced), servicePort), "")
+		in := newCalls(1, l.At(from), netip.AddrPortFrom(far.Seen(far.Balanced), lab.ServicePort), "")
 		in.what, in.every, in.most = "connections of "+from, time.Duration(lasts)*time.Second/20, 0
 		innocents = append(innocents, in)
 	}

@@ -1,4 +1,4 @@
-package lab
+package attack
 
 import (
 	"bytes"
@@ -14,14 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/netns"
+	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
 
 // listenerAttacks concern other users of a gateway: scrapers, senders of errors, peers, nodes.
-func (l *Lab) listenerAttacks() []Check {
-	return []Check{
+func (l *attacks) listenerAttacks() []lab.Check {
+	return []lab.Check{
 		l.against("scrapers", "rome/gateway × rome/node2", setting("metrics", metricsEverywhere), l.attackMetrics),
 		l.against("ICMP errors", "rome/pod1 × rome/pod2", nil, func(ctx context.Context) (string, error) {
 			return l.attackErrors(ctx, "rome/pod1", 1)
@@ -33,7 +35,7 @@ func (l *Lab) listenerAttacks() []Check {
 			return l.attackHandshakes(ctx, l.stranger())
 		}),
 		l.against("handshakes", "peer × rome/pod2", nil, func(ctx context.Context) (string, error) {
-			return l.attackHandshakes(ctx, l.outer()[0].Peering.Addr())
+			return l.attackHandshakes(ctx, l.Outer()[0].Peering.Addr())
 		}),
 		l.against("new session", "stranger × both gateways", nil, l.attackSession),
 		l.against("neighbour queue", "milan/pod1 × rome/pod2", nil, l.attackNeighbourQueue),
@@ -48,13 +50,13 @@ const (
 
 // attackMetrics is a local user who requests pages without reading them, from many loopback
 // addresses and from the machine's own.
-func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
+func (l *attacks) attackMetrics(ctx context.Context) (string, error) {
 	const (
 		greedy, requests = 500, 40
 		slow             = 1000
 	)
 	gateway, e := l.Host("rome/gateway"), l.Pair("rome/pod2", "milan/pod2")
-	own := netip.AddrPortFrom(l.plan()[0].Gateway, metricsPort)
+	own := netip.AddrPortFrom(l.Plan()[0].Gateway, metricsPort)
 	request := []byte("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 	half := request[:len(request)-4]
 	var conns []net.Conn
@@ -64,7 +66,7 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 		}
 	}()
 	for i := range greedy + slow {
-		from, to := netip.AddrFrom4([4]byte{127, 1, byte(i), 1}), netip.MustParseAddrPort(metricsAddress)
+		from, to := netip.AddrFrom4([4]byte{127, 1, byte(i), 1}), netip.MustParseAddrPort(lab.MetricsAddress)
 		if i%2 == 1 {
 			from, to = own.Addr(), own
 		}
@@ -93,31 +95,31 @@ func (l *Lab) attackMetrics(ctx context.Context) (string, error) {
 
 // attackErrors makes the gateway report expired packets to one sender or many behind a node;
 // another pod's traceroute needs such an error too.
-func (l *Lab) attackErrors(ctx context.Context, from string, senders int) (string, error) {
+func (l *attacks) attackErrors(ctx context.Context, from string, senders int) (string, error) {
 	const count = 50_000
 	e := l.Pair("rome/pod2", "milan/pod2")
-	p, ttl := l.plan(), byte(1)
+	p, ttl := l.Plan(), byte(1)
 	if from == "rome/pod1" {
 		ttl = 2 // its node uses up one
 	}
 	to := netip.AddrPortFrom(p[1].Seen(p[1].Nodes[0].Pod), attackPort)
-	f := &probe.Flood{From: l.at(from), Count: count, Packet: func(i int) []byte {
-		return probe.SilentHop(netip.AddrPortFrom(behind(p[0].Nodes[0].Pod, i%senders), attackPort), to, ttl)
+	f := &probe.Flood{From: l.At(from), Count: count, Packet: func(i int) []byte {
+		return probe.SilentHop(netip.AddrPortFrom(plan.Behind(p[0].Nodes[0].Pod, i%senders), attackPort), to, ttl)
 	}}
 	return l.beside(ctx, []*probe.Flood{f}, traces(15, e.From, e.Target, p[0].Internal))
 }
 
 // stranger is an unused address: on the link between the gateways or, for IPv6, where a /64 counts
 // as one sender, elsewhere.
-func (l *Lab) stranger() netip.Addr {
-	if l.outer().Is6() {
+func (l *attacks) stranger() netip.Addr {
+	if l.Outer().Is6() {
 		return netip.MustParseAddr("2001:db8:d::66")
 	}
-	return spare(l.outer()[0].Peering)
+	return lab.Spare(l.Outer()[0].Peering)
 }
 
 // attackHandshakes starts WireGuard handshakes while a session exists.
-func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, err error) {
+func (l *attacks) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, err error) {
 	defer step.Catch(&err)
 	const count = 50_000
 	e := l.Pair("rome/pod2", "milan/pod2")
@@ -127,7 +129,7 @@ func (l *Lab) attackHandshakes(ctx context.Context, from netip.Addr) (_ string, 
 
 // attackSession starts such handshakes while the gateways start and do not know each other's
 // address yet.
-func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackSession(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	f := step.Must(l.handshakes(0, l.stranger()))
 	flooding, stop := context.WithCancel(ctx)
@@ -152,7 +154,7 @@ func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
 		return "", err
 	}
 	began := time.Now()
-	err = l.UseGateways(ctx, &CulvertGateway)
+	err = l.UseGateways(ctx, &lab.CulvertGateway)
 	took := time.Since(began)
 	stop()
 	err = errors.Join(err, <-ended)
@@ -161,9 +163,9 @@ func (l *Lab) attackSession(ctx context.Context) (_ string, err error) {
 
 // handshakes makes a flood of initiations from a sender that knows the public key of milan's
 // gateway.
-func (l *Lab) handshakes(count int, from netip.Addr) (*probe.Flood, error) {
+func (l *attacks) handshakes(count int, from netip.Addr) (*probe.Flood, error) {
 	const kinds, port = 64, 51840
-	key, err := base64.StdEncoding.DecodeString(l.publicKey[1])
+	key, err := base64.StdEncoding.DecodeString(l.PublicKey[1])
 	if err != nil {
 		return nil, err
 	}
@@ -177,49 +179,49 @@ func (l *Lab) handshakes(count int, from netip.Addr) (*probe.Flood, error) {
 		copy(message, []byte{device.MessageInitiationType, 0, 0, 0})
 		macs.AddMacs(message)
 		packets = append(packets, probe.DatagramOf(netip.AddrPortFrom(from, port),
-			netip.AddrPortFrom(l.outer()[1].Peering.Addr(), port), message...).Bytes())
+			netip.AddrPortFrom(l.Outer()[1].Peering.Addr(), port), message...).Bytes())
 	}
-	return &probe.Flood{From: l.host(l.outer(), "rome/gateway"), Count: count,
+	return &probe.Flood{From: l.HostOf(l.Outer(), "rome/gateway"), Count: count,
 		Packet: func(i int) []byte { return packets[i%kinds] }}, nil
 }
 
 // attackNeighbourQueue sends to nodes that do not answer, while a node comes back whose MAC address
 // must be resolved: its first packet waits for that.
-func (l *Lab) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
+func (l *attacks) attackNeighbourQueue(ctx context.Context) (_ string, err error) {
 	defer step.Catch(&err)
 	const absent, each = 32, 128
-	rome, outer := &l.plan()[0], &l.outer()[0]
+	rome, outer := &l.Plan()[0], &l.Outer()[0]
 	// The pod CIDR of an absent node.
 	pods := func(i int) netip.Prefix {
-		return netip.MustParsePrefix(l.plan().Text(fmt.Sprintf("10.0.%d.0/24", 150+i)))
+		return netip.MustParsePrefix(l.Plan().Text(fmt.Sprintf("10.0.%d.0/24", 150+i)))
 	}
-	with := func(second bool) func(Object) {
-		return func(config Object) {
-			nodes := nodesOf(config)
+	with := func(second bool) func(lab.Object) {
+		return func(config lab.Object) {
+			nodes := lab.NodesOf(config)
 			if !second {
 				nodes = nodes[:1]
 			}
 			for i := range absent {
 				var address []netip.Addr
 				for _, p := range l.Plans() {
-					address = append(address, behind(p[0].Nodes[1].Internal, 100+i))
+					address = append(address, plan.Behind(p[0].Nodes[1].Internal, 100+i))
 				}
-				nodes = append(nodes, Object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i,
-					"underlay": behind(outer.Nodes[1].Underlay, 150+i),
-					"address":  oneOrBoth(address), "podCIDRs": []netip.Prefix{pods(i)}})
+				nodes = append(nodes, lab.Object{"name": fmt.Sprintf("rome-absent%d", i), "vni": 1000 + i,
+					"underlay": plan.Behind(outer.Nodes[1].Underlay, 150+i),
+					"address":  lab.OneOrBoth(address), "podCIDRs": []netip.Prefix{pods(i)}})
 			}
-			set(config, "geneve.nodes", nodes)
+			lab.Set(config, "geneve.nodes", nodes)
 		}
 	}
-	step.Try(l.reload(ctx, 0, with(false)))
-	attacker, e := l.at("milan/pod1"), l.Pair("milan/pod2", "rome/pod2")
+	step.Try(l.Reload(ctx, 0, with(false)))
+	attacker, e := l.At("milan/pod1"), l.Pair("milan/pod2", "rome/pod2")
 	f := &probe.Flood{From: attacker, Count: absent * each, Packet: func(i int) []byte {
-		pod := rome.Seen(behind(pods(i%absent).Addr(), 5))
+		pod := rome.Seen(plan.Behind(pods(i%absent).Addr(), 5))
 		return probe.SilentUDP(netip.AddrPortFrom(attacker.Address, uint16(1024+i)), netip.AddrPortFrom(pod,
 			attackPort))
 	}}
 	filled := step.Must(l.beside(ctx, []*probe.Flood{f}))
-	step.Try(l.reload(ctx, 0, with(true)))
+	step.Try(l.Reload(ctx, 0, with(true)))
 	more, err := l.beside(ctx, nil, echoRequests("pings", 20, e.From, e.Target, 84))
 	return filled + "; " + more, err
 }
