@@ -3,15 +3,11 @@
 package services
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
-	"time"
 
 	"culvert/gateway/configfile"
-	"culvert/gateway/prometheus"
 )
 
 // Announces reports whether nodes are configured to announce an address at layer 2 and this one
@@ -78,42 +74,4 @@ func (c *Config) validateAnnounce(e *configfile.Errors) {
 				a)
 		}
 	}
-}
-
-// announceTime is the interval at which links and proxy neighbours are checked, as in MetalLB.
-const announceTime = 10 * time.Second
-
-// announce maintains the announcements, and updates neighbours, until ctx is done.
-func (s *Server) announce(ctx context.Context) {
-	s.mu.Lock()
-	a := s.announcer
-	s.mu.Unlock()
-	var telling sync.WaitGroup
-	defer telling.Wait()
-	telling.Go(func() { a.garp.run(ctx) })
-	again := time.NewTicker(announceTime)
-	defer again.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-again.C:
-		}
-		s.mu.Lock()
-		if !s.closing.Load() {
-			a.apply(s.config.Answers, s.config.AnnounceOn)
-		}
-		s.mu.Unlock()
-	}
-}
-
-// metrics writes the metrics of announcements.
-func (a *announcer) metrics(b *prometheus.Page, announced []string) {
-	b.Family(prometheus.Gauge, "announced_address", "Load balancer addresses that this node answers for at layer 2.",
-		"address")
-	for _, address := range announced {
-		b.Add(1, address)
-	}
-	b.One(prometheus.Counter, "announcements_total",
-		"Gratuitous ARP packets and unsolicited neighbour advertisements sent.", float64(a.garp.sent.Load()))
 }

@@ -113,7 +113,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if err := s.steering.lead(p); err != nil {
 		return err
 	}
-	if err := s.announcer.withdraw(c.Answers); err != nil {
+	if err := s.announcer.Withdraw(c.Answers); err != nil {
 		return err
 	}
 	s.engine.Commit(prepared)
@@ -123,11 +123,11 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 		if prepared, prepareErr := s.engine.Prepare(&before.nat); prepareErr == nil {
 			s.engine.Commit(prepared)
 		}
-		s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
+		s.announcer.Apply(s.config.Answers, s.config.AnnounceOn)
 		s.own = nil // makes the next call check everything
 		return err
 	}
-	s.announcer.apply(c.Answers, c.AnnounceOn)
+	s.announcer.Apply(c.Answers, c.AnnounceOn)
 	before := s.config
 	s.config, s.own, s.orphans = c, own, orphans{left.at, p.ends}
 	if before.SameBut(c) {

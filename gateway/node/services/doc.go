@@ -62,9 +62,8 @@
 //
 // # Layer 2
 //
-// One node announces a load balancer's address that no host has (announce.go): its kernel answers,
-// as set up by neighbour.go, so no packet socket is needed. The configuration says which node. With
-// CAP_NET_RAW, neighbours get gratuitous ARP (garp.go).
+// One node announces a load balancer's address that no host has (package announce). The
+// configuration says which node.
 //
 // The kernel must stop answering when this process dies, so that another node can take over, even
 // if a kill leaves the device behind. So the answering addresses have a route by a device that

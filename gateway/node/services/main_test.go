@@ -73,6 +73,21 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
+// addNetwork makes a link with addresses.
+func addNetwork(t *testing.T, name string, addresses ...string) netlink.Link {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Flags = name, net.FlagUp
+	link := netlink.NewVeth(attrs)
+	link.PeerName = name + "peer"
+	need.NoError(t, netlink.LinkAdd(link))
+	for _, a := range addresses {
+		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a)),
+			Flags: unix.IFA_F_NODAD}))
+	}
+	return link
+}
+
 func upLoopback(t *testing.T) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")

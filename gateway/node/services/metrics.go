@@ -21,7 +21,7 @@ func (s *Server) broken() string {
 func (s *Server) metrics() string {
 	s.mu.Lock()
 	services, mended := len(s.config.Services), s.steering.made
-	announcer, announced := s.announcer, s.announcer.addresses()
+	announcer, announced := s.announcer, s.announcer.Addresses()
 	s.mu.Unlock()
 	st := s.engine.Stats()
 	d := &st.Outbound // all comes from the host
@@ -29,7 +29,7 @@ func (s *Server) metrics() string {
 	one := func(kind, name, help string, value uint64) { b.One(kind, name, help, float64(value)) }
 	one(prometheus.Gauge, "services", "Ports of Services that are served.", uint64(services))
 	one(prometheus.Counter, "steering_changes_total", "Rules and routes that were made or put back.", uint64(mended))
-	announcer.metrics(&b, announced)
+	announcer.WriteMetrics(&b, announced)
 	one(prometheus.Counter, "received_packets_total", "Packets for Services and answers to them, after segmentation.",
 		d.Received)
 	one(prometheus.Counter, "forwarded_packets_total", "Packets sent on.", d.Forwarded)

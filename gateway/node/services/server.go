@@ -18,6 +18,7 @@ import (
 
 	"culvert/gateway/node/page"
 	"culvert/gateway/node/rtnl"
+	"culvert/gateway/node/services/announce"
 	"culvert/gateway/state"
 	"culvert/gateway/sweep"
 	"culvert/nat"
@@ -53,7 +54,7 @@ type Server struct {
 	// +checklocks:mu
 	steering *steering
 	// +checklocks:mu
-	announcer *announcer
+	announcer *announce.Announcer
 	// what the last plan led to the device without a Service, and all ports of endpoints
 	// +checklocks:mu
 	orphans orphans
@@ -203,8 +204,8 @@ func (s *Server) open(p *plan, t *taking) error {
 		return err
 	}
 	s.stays = stays
-	s.announcer = newAnnouncer(s.index, s.log)
-	s.announcer.apply(c.Answers, c.AnnounceOn)
+	s.announcer = announce.New(s.index, s.log)
+	s.announcer.Apply(c.Answers, c.AnnounceOn)
 	return conflict
 }
 
@@ -233,7 +234,7 @@ func (s *Server) Run(ctx context.Context) error {
 	beside.Go(s.page.Serve)
 	beside.Go(func() { s.watch(ctx) })
 	beside.Go(func() { s.keeper.run(ctx, s) })
-	beside.Go(func() { s.announce(ctx) })
+	beside.Go(func() { s.announcer.Run(ctx, s.announce) })
 	beside.Go(func() { sweep.Beside(ctx, func() bool { return s.engine.Sweep(s.now()) }, func() {}) })
 	var err error
 	removed := false
@@ -269,15 +270,24 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
+// announce announces what it should, as links may have changed.
+func (s *Server) announce() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closing.Load() {
+		s.announcer.Apply(s.config.Answers, s.config.AnnounceOn)
+	}
+}
+
 // close may be called again.
 //
 // +checklocks:s.mu
 func (s *Server) close() error {
 	var err error
 	if s.announcer != nil && s.handed {
-		s.announcer.leave()
+		s.announcer.Leave()
 	} else if s.announcer != nil {
-		err = s.announcer.withdraw(nil)
+		err = s.announcer.Withdraw(nil)
 	}
 	if s.takeover != nil {
 		if l, ok := s.takeover.(*net.UnixListener); ok {

@@ -11,7 +11,7 @@ import (
 // Status returns the Server's status; the caller adds what is not about Services.
 func (s *Server) Status() control.NodeStatus {
 	s.mu.Lock()
-	c, announced := s.config, s.announcer.addresses()
+	c, announced := s.config, s.announcer.Addresses()
 	s.mu.Unlock()
 	status := c.Status()
 	status.Interface, status.Fault, status.Announced = c.Interface, s.broken(), announced

@@ -35,16 +35,7 @@ func inNamespace(t *testing.T) int {
 
 func addLink(t *testing.T, name string) int {
 	t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Flags = name, net.FlagUp
-	link := netlink.NewVeth(attrs)
-	link.PeerName = name + "peer"
-	need.NoError(t, netlink.LinkAdd(link))
-	address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}
-	other := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.22/24"))}
-	need.NoError(t, netlink.AddrAdd(link, address))
-	need.NoError(t, netlink.AddrAdd(link, other))
-	return link.Attrs().Index
+	return addNetwork(t, name, "172.18.0.2/24", "172.18.0.22/24").Attrs().Index
 }
 
 // kernelRules describes all rules.

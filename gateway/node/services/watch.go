@@ -166,7 +166,7 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 	if err := s.steering.apply(p, s.config.sources(own)); err != nil {
 		return 0, errors.Join(missing, err)
 	}
-	s.announcer.apply(s.config.Answers, s.config.AnnounceOn)
+	s.announcer.Apply(s.config.Answers, s.config.AnnounceOn)
 	back = s.steering.made - before
 	if slices.Equal(own, s.own) && slices.Equal(left.at, s.orphans.at) {
 		return back, missing

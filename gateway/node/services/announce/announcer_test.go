@@ -1,6 +1,6 @@
 //go:build !nokube
 
-package services
+package announce
 
 import (
 	"bytes"
@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -17,22 +18,32 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/prometheus"
+	"culvert/integration/fresh"
 	"culvert/integration/need"
 )
 
-// announcing returns an announcer in a forwarding namespace of its own, beside the link culvert1,
+func TestMain(m *testing.M) { need.TestsInNamespace(m) }
+
+// No test runs on the main thread: it could leave it in another namespace.
+func init() { runtime.LockOSThread() }
+
+// announcing returns an Announcer in a forwarding namespace of its own, beside the link culvert1,
 // and its log.
-func announcing(t *testing.T) (*announcer, *test.Hook) {
+func announcing(t *testing.T) (*Announcer, *test.Hook) {
 	t.Helper()
-	device := inNamespace(t)
+	runtime.LockOSThread() // never unlocked
+	need.Kernel(t, "namespace", unix.Unshare(unix.CLONE_NEWNET))
+	need.NoError(t, fresh.Network())
+	device := addNetwork(t, "culvert1", "172.18.0.2/24").Attrs().Index
 	for _, setting := range []string{"ipv4/conf/all/forwarding", "ipv4/conf/default/forwarding",
 		"ipv6/conf/all/forwarding"} {
 		setSetting(t, setting, "1")
 	}
 	log, hook := test.NewNullLogger()
-	a := newAnnouncer(device, log)
+	a := New(device, log)
 	t.Cleanup(func() {
-		if err := a.withdraw(nil); err != nil {
+		if err := a.Withdraw(nil); err != nil {
 			t.Error(err)
 		}
 	})
@@ -53,8 +64,9 @@ func addNetwork(t *testing.T, name string, addresses ...string) netlink.Link {
 	link.PeerName = name + "peer"
 	need.NoError(t, netlink.LinkAdd(link))
 	for _, a := range addresses {
-		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a)),
-			Flags: unix.IFA_F_NODAD}))
+		prefix, err := netlink.ParseIPNet(a)
+		need.NoError(t, err)
+		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: prefix, Flags: unix.IFA_F_NODAD}))
 	}
 	return link
 }
@@ -103,7 +115,7 @@ func TestAnnounceLinks(t *testing.T) {
 	need.NoError(t, netlink.LinkAdd(bridge))
 	need.NoError(t, netlink.LinkSetMaster(addNetwork(t, "member", "198.51.104.2/24"), bridge))
 	vips := addrs("198.51.100.77", "fd98::77")
-	a.apply(vips, nil)
+	a.Apply(vips, nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at both", "198.51.100.77 at four"})
 	requireEqual(t, anycast(t), []string{"both"})
 	if e := hook.LastEntry(); e == nil || e.Message != "this node answers for an address" ||
@@ -111,10 +123,10 @@ func TestAnnounceLinks(t *testing.T) {
 		t.Errorf("it says %v", hook.AllEntries())
 	}
 
-	a.apply(vips, []string{"pod", "down", "none"})
+	a.Apply(vips, []string{"pod", "down", "none"})
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at pod"})
 	requireEqual(t, anycast(t), []string{"pod"})
-	a.apply(vips, []string{"pod", "down", "none"})
+	a.Apply(vips, []string{"pod", "down", "none"})
 	warned := 0
 	for _, e := range hook.AllEntries() {
 		if err, ok := e.Data[logrus.ErrorKey].(error); ok && strings.Contains(err.Error(),
@@ -127,7 +139,7 @@ func TestAnnounceLinks(t *testing.T) {
 	}
 
 	netlink.LinkDel(both)
-	a.apply(vips, nil)
+	a.Apply(vips, nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at four"})
 	if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]),
 		"has a network of the family of fd98::77") {
@@ -141,14 +153,14 @@ func TestAnnounceForwards(t *testing.T) {
 	a, hook := announcing(t)
 	addNetwork(t, "lan.7", "198.51.100.2/24", "fd98::2/64")
 	vips := addrs("198.51.100.77", "fd98::77")
-	a.apply(vips, nil)
+	a.Apply(vips, nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at lan.7"})
 	requireEqual(t, anycast(t), []string{"lan.7"})
 	refuses := func(setting string) {
 		t.Helper()
 		setSetting(t, setting, "0")
 		hook.Reset()
-		a.apply(vips, nil)
+		a.Apply(vips, nil)
 		if e := hook.LastEntry(); e == nil || !strings.Contains(fmt.Sprint(e.Data[logrus.ErrorKey]),
 			"sysctl -w net/"+setting+"=1") {
 			t.Errorf("%s: it says %v", setting, e)
@@ -160,7 +172,7 @@ func TestAnnounceForwards(t *testing.T) {
 	refuses("ipv6/conf/all/forwarding")
 	requireEqual(t, anycast(t), nil)
 	setSetting(t, "ipv6/conf/all/forwarding", "1")
-	a.apply(vips, nil)
+	a.Apply(vips, nil)
 	requireEqual(t, anycast(t), []string{"lan.7"})
 }
 
@@ -175,9 +187,9 @@ func TestAnnounceAdopts(t *testing.T) {
 	foreign := netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, Flags: netlink.NTF_PROXY,
 		IP: net.IPv4(198, 51, 100, 79)}
 	need.NoError(t, netlink.NeighAdd(&foreign))
-	a.apply(addrs("198.51.100.77", "198.51.100.79"), nil)
+	a.Apply(addrs("198.51.100.77", "198.51.100.79"), nil)
 	requireEqual(t, ownProxies(t), []string{"198.51.100.77 at lan"})
-	a.apply(nil, nil)
+	a.Apply(nil, nil)
 	requireEqual(t, ownProxies(t), nil)
 	if all, err := proxyNeighbours(); err != nil || len(all) != 1 {
 		t.Errorf("somebody else's proxy is gone: %v, %v", all, err)
@@ -229,7 +241,7 @@ func TestHeraldFails(t *testing.T) {
 func TestHeraldCalls(t *testing.T) {
 	a, _ := announcing(t)
 	addNetwork(t, "lan", "198.51.100.2/24", "fd98::2/64")
-	a.apply(addrs("198.51.100.77", "fd98::77"), nil)
+	a.Apply(addrs("198.51.100.77", "fd98::77"), nil)
 	h := a.garp
 	defer h.close()
 	for i := range garpRepeats {
@@ -240,10 +252,35 @@ func TestHeraldCalls(t *testing.T) {
 	if more, err := h.sendDue(false); err != nil || more || h.sent.Load() != 3*garpRepeats {
 		t.Errorf("%d packets, want %d: %v", h.sent.Load(), 3*garpRepeats, err)
 	}
-	a.apply(nil, nil)
-	a.apply(addrs("198.51.100.77"), nil)
-	a.apply(nil, nil)
+	a.Apply(nil, nil)
+	a.Apply(addrs("198.51.100.77"), nil)
+	a.Apply(nil, nil)
 	if more, err := h.sendDue(false); err != nil || more || h.sent.Load() != 3*garpRepeats {
 		t.Errorf("%d packets after what has ended: %v", h.sent.Load(), err)
 	}
+}
+
+// The metrics name the announced addresses.
+func TestMetrics(t *testing.T) {
+	a := New(0, logrus.New())
+	a.answered[announcement{netip.MustParseAddr("203.0.113.7"), 2}] = noSocket
+	var b prometheus.Page
+	a.WriteMetrics(&b, a.Addresses())
+	if text := b.Text.String(); !strings.Contains(text, "culvert_announced_address{address=\"203.0.113.7\"} 1\n") {
+		t.Error(text)
+	}
+}
+
+func requireEqual(t *testing.T, got, want []string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("there is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func addrs(texts ...string) (all []netip.Addr) {
+	for _, text := range texts {
+		all = append(all, netip.MustParseAddr(text))
+	}
+	return all
 }

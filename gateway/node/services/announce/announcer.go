@@ -1,8 +1,9 @@
 //go:build !nokube
 
-package services
+package announce
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
@@ -17,22 +20,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/rtnl"
+	"culvert/gateway/prometheus"
 )
 
 // proxyProtocol marks this package's proxy neighbours for later runs (NDA_PROTOCOL). No other user
 // of this number is known.
 const proxyProtocol = 203
 
-// An announcer makes the kernel answer at layer 2 for addresses that are not this node's.
+// An Announcer makes the kernel answer at layer 2 for addresses that are not this node's.
 //
 // For IPv4 it uses proxy neighbours. The kernel answers while the address has a route by the
 // VIP device, which ends with this process.
 //
 // For IPv6 it uses a socket's anycast membership, which always ends with this process; rules before
-// the local table (plan.go) send to the device what the membership would deliver to the node. Proxy
+// the local table (package services) send to the device what the membership would deliver to the node. Proxy
 // neighbours would survive a kill, beside the node that answers from then on, and need a setting,
 // proxy_ndp, that a container may not write.
-type announcer struct {
+type Announcer struct {
 	log    logrus.FieldLogger
 	device int // on which nothing is announced
 	garp   *garpSender
@@ -41,24 +45,45 @@ type announcer struct {
 	fault    string               // last logged
 }
 
+// pause is the interval at which links and proxy neighbours are checked, as in MetalLB.
+const pause = 10 * time.Second
+
+// Run updates neighbours, and calls again at intervals, which may call Apply, until ctx is done.
+func (a *Announcer) Run(ctx context.Context, again func()) {
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	telling.Go(func() { a.garp.run(ctx) })
+	due := time.NewTicker(pause)
+	defer due.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-due.C:
+			again()
+		}
+	}
+}
+
 // An announcement is an address on a link.
 type announcement struct {
 	address netip.Addr
 	link    int
 }
 
-func newAnnouncer(device int, log logrus.FieldLogger) *announcer {
-	return &announcer{log: log, device: device, garp: newGARPSender(log), answered: map[announcement]int{}}
+// New returns an Announcer that announces nothing on a device, by its index.
+func New(device int, log logrus.FieldLogger) *Announcer {
+	return &Announcer{log: log, device: device, garp: newGARPSender(log), answered: map[announcement]int{}}
 }
 
-// withdraw ends all announcements except those of but, before the routes that their packets need
+// Withdraw ends all announcements except those of but, before the routes that their packets need
 // are removed.
-func (a *announcer) withdraw(but []netip.Addr) error {
+func (a *Announcer) Withdraw(but []netip.Addr) error {
 	return a.end(func(at announcement) bool { return !slices.Contains(but, at.address) })
 }
 
-// leave releases what this process holds for announcements, for another process to continue.
-func (a *announcer) leave() {
+// Leave releases what this process holds for announcements, for another process to continue.
+func (a *Announcer) Leave() {
 	for at, socket := range a.answered {
 		if socket != noSocket {
 			unix.Close(socket)
@@ -68,7 +93,7 @@ func (a *announcer) leave() {
 }
 
 // end ends announcements, including leftovers of an earlier run.
-func (a *announcer) end(which func(announcement) bool) error {
+func (a *Announcer) end(which func(announcement) bool) error {
 	proxies, err := proxyNeighbours()
 	if err != nil {
 		return err
@@ -79,7 +104,7 @@ func (a *announcer) end(which func(announcement) bool) error {
 			failed = append(failed, removeProxy(at))
 		}
 	}
-	before := a.addresses()
+	before := a.Addresses()
 	for at, socket := range a.answered {
 		if which(at) {
 			if socket != noSocket {
@@ -93,9 +118,9 @@ func (a *announcer) end(which func(announcement) bool) error {
 	return errors.Join(failed...)
 }
 
-// apply announces addresses on the named links, or on all that are attached to a network, and no
+// Apply announces addresses on the named links, or on all that are attached to a network, and no
 // others. Failures are logged and must be retried.
-func (a *announcer) apply(addresses []netip.Addr, on []string) {
+func (a *Announcer) Apply(addresses []netip.Addr, on []string) {
 	switch err := a.announce(addresses, on); {
 	case err == nil:
 		a.fault = ""
@@ -105,9 +130,9 @@ func (a *announcer) apply(addresses []netip.Addr, on []string) {
 	}
 }
 
-func (a *announcer) announce(addresses []netip.Addr, on []string) error {
+func (a *Announcer) announce(addresses []netip.Addr, on []string) error {
 	if len(addresses) == 0 {
-		return a.withdraw(nil)
+		return a.Withdraw(nil)
 	}
 	links, missing, err := a.links(on)
 	if err != nil {
@@ -146,7 +171,7 @@ func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 	if err != nil {
 		return err
 	}
-	before := a.addresses()
+	before := a.Addresses()
 	for _, l := range links { // in order, so that failures read the same each time
 		for _, address := range addresses {
 			if l.of[address.Is6()] {
@@ -159,7 +184,7 @@ func (a *announcer) announce(addresses []netip.Addr, on []string) error {
 }
 
 // begin announces an address on a link, or verifies that it is announced.
-func (a *announcer) begin(at announcement, l *announceLink, proxies map[announcement]uint8) (err error) {
+func (a *Announcer) begin(at announcement, l *announceLink, proxies map[announcement]uint8) (err error) {
 	socket := noSocket
 	_, known := a.answered[at]
 	if at.address.Is4() {
@@ -208,8 +233,8 @@ func join(at announcement, l *announceLink) (socket int, err error) {
 	return socket, nil
 }
 
-// addresses returns the addresses announced on any link, in order.
-func (a *announcer) addresses() (all []string) {
+// Addresses returns the addresses announced on any link, in order.
+func (a *Announcer) Addresses() (all []string) {
 	for at := range a.answered {
 		all = append(all, at.address.String())
 	}
@@ -217,9 +242,20 @@ func (a *announcer) addresses() (all []string) {
 	return slices.Compact(all)
 }
 
+// WriteMetrics reports the announced addresses, and what was sent about them.
+func (a *Announcer) WriteMetrics(b *prometheus.Page, announced []string) {
+	b.Family(prometheus.Gauge, "announced_address", "Load balancer addresses that this node answers for at layer 2.",
+		"address")
+	for _, address := range announced {
+		b.Add(1, address)
+	}
+	b.One(prometheus.Counter, "announcements_total",
+		"Gratuitous ARP packets and unsolicited neighbour advertisements sent.", float64(a.garp.sent.Load()))
+}
+
 // logChanges logs which announcements have started and ended.
-func (a *announcer) logChanges(before []string) {
-	after := a.addresses()
+func (a *Announcer) logChanges(before []string) {
+	after := a.Addresses()
 	for _, x := range after {
 		if !slices.Contains(before, x) {
 			a.log.WithField("address", x).Info("this node answers for an address")
@@ -266,7 +302,7 @@ func (l *announceLink) forwards(six bool) error {
 
 // links returns the named links, or all that are attached to a network with other hosts, and the
 // names of unusable ones.
-func (a *announcer) links(on []string) (all []*announceLink, missing []string, err error) {
+func (a *Announcer) links(on []string) (all []*announceLink, missing []string, err error) {
 	list, err := rtnl.List(netlink.LinkList)
 	if err != nil {
 		return nil, nil, fmt.Errorf("services: list this machine's links: %w", err)

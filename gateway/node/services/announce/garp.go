@@ -1,6 +1,6 @@
 //go:build !nokube
 
-package services
+package announce
 
 import (
 	"context"
