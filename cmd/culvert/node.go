@@ -20,6 +20,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/node"
 	"culvert/gateway/node/services"
+	"culvert/gateway/node/services/steer"
 	"culvert/gateway/procs"
 )
 
@@ -125,7 +126,7 @@ func withCPUs(read func() (*node.Config, error), file string) (*node.Config, err
 // removeRemains removes remains of earlier runs and prints how many. It fails while Services are
 // served.
 func removeRemains(w io.Writer) error {
-	found, err := services.RemoveRemains(true)
+	found, err := steer.RemoveRemains(true)
 	if err != nil {
 		return cli.Failed(err)
 	}
@@ -140,7 +141,7 @@ func leaveRemains(c *services.Config, log logrus.FieldLogger) {
 	if c != nil && c.Mode != services.Sockets {
 		return // this run continues with them
 	}
-	found, err := services.RemoveRemains(c != nil)
+	found, err := steer.RemoveRemains(c != nil)
 	switch {
 	case found > 0 && err != nil:
 		log.WithError(err).WithField("remedy", "run as root: culvert node --remove").Warn(

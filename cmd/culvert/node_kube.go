@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"culvert/gateway/node/services"
+	"culvert/gateway/node/services/steer"
 	"culvert/gateway/state"
 	"culvert/kube/service"
 )
@@ -65,7 +66,7 @@ func (k *nodeKube) serve(base *services.Config, show shower, log *logrus.Logger)
 			}
 			saved = nil
 			// this machine cannot serve
-			if err != nil && server == nil && !errors.As(err, new(*services.ConflictError)) &&
+			if err != nil && server == nil && !errors.As(err, new(*steer.ConflictError)) &&
 				!errors.Is(err, state.ErrInUse) {
 				failed = err
 				stop()

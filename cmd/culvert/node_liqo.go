@@ -24,7 +24,7 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/page"
 	"culvert/gateway/node/remote"
-	"culvert/gateway/node/services"
+	"culvert/gateway/node/services/steer"
 	"culvert/kube"
 	"culvert/kube/fabric"
 	"culvert/kube/objects"
@@ -173,7 +173,7 @@ func (l *nodeLiqo) leave(
 	}
 	removed, err := remove()
 	if served {
-		found, e := services.RemoveRemains(true)
+		found, e := steer.RemoveRemains(true)
 		removed, err = append(removed, fmt.Sprintf("%d rules and devices of Services", found)), errors.Join(err, e)
 	}
 	for _, what := range removed {

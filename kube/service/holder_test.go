@@ -19,6 +19,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"culvert/gateway/node/services"
+	"culvert/gateway/node/services/steer"
 	"culvert/integration/need"
 	"culvert/kube/objects"
 )
@@ -95,7 +96,7 @@ func (e *electorate) join(name string) {
 			}
 			if e.taken == name && slices.ContainsFunc(c.Services,
 				func(s services.Service) bool { return len(s.LoadBalancerIPs) > 0 }) {
-				return &services.ConflictError{Addresses: addr(announcedAddress)}
+				return &steer.ConflictError{Addresses: addr(announcedAddress)}
 			}
 			m.answers = fmt.Sprint(c.Answers)
 			return nil

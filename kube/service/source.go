@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/node/services"
+	"culvert/gateway/node/services/steer"
 	"culvert/kube"
 	"culvert/kube/objects"
 )
@@ -67,7 +68,7 @@ func NewSource(client dynamic.Interface, mode Mode, self, namespace string, base
 const forgive = time.Minute
 
 // Run makes apply serve what the objects say, until ctx ends. A refused configuration is tried
-// again; a services.ConflictError costs only the addresses that it names.
+// again; a steer.ConflictError costs only the addresses that it names.
 func (s *Source) Run(ctx context.Context, apply func(*services.Config) error) {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
@@ -174,7 +175,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 		s.mu.Unlock()
 
 		err := serve(c)
-		var taken *services.ConflictError
+		var taken *steer.ConflictError
 		if errors.As(err, &taken) && s.refuse(taken) {
 			continue
 		}
@@ -218,7 +219,7 @@ func (s *Source) apply(serve func(*services.Config) error) {
 }
 
 // refuse leaves out addresses that the kernel has refused, and reports whether there are new ones.
-func (s *Source) refuse(taken *services.ConflictError) bool {
+func (s *Source) refuse(taken *steer.ConflictError) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	news := s.state.Refuse(taken.Addresses)

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/node/services"
+	"culvert/gateway/node/services/steer"
 	"culvert/integration/need"
 	"culvert/kube"
 	"culvert/kube/objects"
@@ -266,7 +267,7 @@ func TestSourceRefused(t *testing.T) {
 		c.mutex.Lock()
 		c.refusal = func(w *services.Config) error {
 			if slices.Contains(w.Services[0].ExternalIPs, taken[0]) {
-				return &services.ConflictError{Addresses: taken}
+				return &steer.ConflictError{Addresses: taken}
 			}
 			return nil
 		}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/gateway/node/services/steer"
 	"culvert/integration/need"
 )
 
@@ -27,10 +28,10 @@ func TestAnnounceFile(t *testing.T) {
 	// The node also has the IPv6 address: before the local table, everything to it is routed to the
 	// device.
 	front := 0
-	for _, s := range c.plan(c.Addresses, orphans{}).front {
-		if s.protocol == 0 {
+	for _, s := range c.plan(c.Addresses, orphans{}).Front {
+		if s.Protocol == 0 {
 			front++
-			if want := (steer{to: netip.MustParsePrefix("fd99::7/128")}); s != want {
+			if want := (steer.Match{To: netip.MustParsePrefix("fd99::7/128")}); s != want {
 				t.Errorf("in front %v, want %v", s, want)
 			}
 		}
@@ -39,18 +40,18 @@ func TestAnnounceFile(t *testing.T) {
 		t.Errorf("%d rules for all protocols", front)
 	}
 	// For IPv4 it has a route that ends with the process, although the device does not.
-	if p := c.plan(c.Addresses, orphans{}); p.answers || p.answered != nil || !slices.Contains(p.routes,
+	if p := c.plan(c.Addresses, orphans{}); p.Answers || p.Answered != nil || !slices.Contains(p.Routes,
 		netip.MustParsePrefix("203.0.113.8/32")) {
-		t.Errorf("without a state folder it plans %v apart from %v", p.answered, p.routes)
+		t.Errorf("without a state folder it plans %v apart from %v", p.Answered, p.Routes)
 	}
 	c.State = "/run/culvert"
 	p := c.plan(c.Addresses, orphans{})
 	if want := []netip.Prefix{netip.MustParsePrefix("203.0.113.8/32"),
-		netip.MustParsePrefix("203.0.113.9/32")}; !p.answers || !slices.Equal(p.answered, want) {
-		t.Errorf("with a state folder it plans %v apart, want %v", p.answered, want)
+		netip.MustParsePrefix("203.0.113.9/32")}; !p.Answers || !slices.Equal(p.Answered, want) {
+		t.Errorf("with a state folder it plans %v apart, want %v", p.Answered, want)
 	}
-	for _, r := range p.routes {
-		if slices.Contains(p.answered, r) {
+	for _, r := range p.Routes {
+		if slices.Contains(p.Answered, r) {
 			t.Errorf("%s is planned twice", r)
 		}
 	}

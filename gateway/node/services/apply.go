@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"culvert/gateway/node/services/steer"
 	"culvert/nat/rules"
 )
 
@@ -67,7 +68,7 @@ func (c *Config) Replaceable(next *Config) error {
 		c.Metrics != next.Metrics {
 		return fmt.Errorf("services: interface, mtu, clientPorts, state and metrics change %w", ErrRestart)
 	}
-	if !slices.Equal(familiesOf(c.Addresses), familiesOf(next.Addresses)) {
+	if !slices.Equal(steer.FamiliesOf(c.Addresses), steer.FamiliesOf(next.Addresses)) {
 		return fmt.Errorf("services.addresses: IPv4 or IPv6 comes and goes %w", ErrRestart)
 	}
 	return nil
@@ -100,7 +101,7 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	}
 	left := s.findOrphans(c)
 	p := c.plan(own, left)
-	if err := s.steering.conflicts(p); err != nil {
+	if err := s.steering.Conflicts(&p.Plan); err != nil {
 		return err
 	}
 	// The engine knows what is new before packets for it arrive, and keeps what is removed until
@@ -110,16 +111,16 @@ func (s *Server) Apply(ctx context.Context, c *Config) error {
 	if err != nil {
 		return err
 	}
-	if err := s.steering.lead(p); err != nil {
+	if err := s.steering.Lead(&p.Plan); err != nil {
 		return err
 	}
 	if err := s.announcer.Withdraw(c.Answers); err != nil {
 		return err
 	}
 	s.engine.Commit(prepared)
-	if err := s.steering.apply(p, c.sources(own)); err != nil {
+	if err := s.steering.Apply(&p.Plan, c.sources(own)); err != nil {
 		before := s.config.plan(own, s.orphans)
-		err = errors.Join(err, s.steering.apply(before, s.config.sources(own)))
+		err = errors.Join(err, s.steering.Apply(&before.Plan, s.config.sources(own)))
 		if prepared, prepareErr := s.engine.Prepare(&before.nat); prepareErr == nil {
 			s.engine.Commit(prepared)
 		}

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/gateway/configfile"
+	"culvert/gateway/node/services/steer"
 	"culvert/integration/need"
 	"culvert/nat/rules"
 )
@@ -112,26 +113,26 @@ func TestPlan(t *testing.T) {
 	c.Services[1].Endpoints[1].Port = 65535 // no rule can name it
 	p := c.plan(own, orphans{})
 	if want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"),
-		netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.routes, want) {
-		t.Errorf("routes %v, want %v", p.routes, want)
+		netip.MustParsePrefix("203.0.113.7/32")}; !slices.Equal(p.Routes, want) {
+		t.Errorf("routes %v, want %v", p.Routes, want)
 	}
-	lead := func(prefix string, from bool, protocol uint8, first, last uint16) steer {
-		s := steer{to: netip.MustParsePrefix(prefix), protocol: protocol,
-			ports: rules.PortRange{First: first, Last: last}}
+	lead := func(prefix string, from bool, protocol uint8, first, last uint16) steer.Match {
+		s := steer.Match{To: netip.MustParsePrefix(prefix), Protocol: protocol,
+			Ports: rules.PortRange{First: first, Last: last}}
 		if from {
-			s.from, s.to = s.to, s.from
+			s.From, s.To = s.To, s.From
 		}
 		return s
 	}
-	answers := func(to string, protocol uint8, last uint16) steer {
+	answers := func(to string, protocol uint8, last uint16) steer.Match {
 		s := lead("10.244.0.0/16", true, protocol, 1, last)
-		s.ends = rules.PortRange{First: 8080, Last: 8080}
+		s.Ends = rules.PortRange{First: 8080, Last: 8080}
 		if to != "" {
-			s.to = netip.MustParsePrefix(to)
+			s.To = netip.MustParsePrefix(to)
 		}
 		return s
 	}
-	front := []steer{
+	front := []steer.Match{
 		lead("172.18.0.9/32", false, 17, 80, 80), // one of the node's own addresses needs a rule
 		lead("172.18.0.2/32", false, 6, 30080, 30080), lead("fd18::2/128", false, 6, 30080, 30080),
 		lead("172.18.0.2/32", false, 17, 30080, 30080), lead("fd18::2/128", false, 17, 30080, 30080),
@@ -139,15 +140,15 @@ func TestPlan(t *testing.T) {
 		lead("172.18.0.2/32", false, 17, 61000, 65534), lead("fd18::2/128", false, 17, 61000, 65534),
 		answers("172.18.0.2/32", 6, 1023), answers("172.18.0.2/32", 17, 1023),
 	}
-	if !slices.Equal(p.front, front) {
-		t.Errorf("in front %v", p.front)
+	if !slices.Equal(p.Front, front) {
+		t.Errorf("in front %v", p.Front)
 	}
-	behind := []steer{
+	behind := []steer.Match{
 		lead("10.244.0.0/16", true, 6, 61000, 65534), lead("10.244.0.0/16", true, 17, 61000, 65534),
 		answers("", 6, 1023), answers("", 17, 32767),
 	}
-	if !slices.Equal(p.behind, behind) {
-		t.Errorf("behind %v", p.behind)
+	if !slices.Equal(p.Behind, behind) {
+		t.Errorf("behind %v", p.Behind)
 	}
 	if err := p.nat.Config.Validate(); err != nil {
 		t.Error(err)
@@ -178,14 +179,14 @@ func TestFewEndpointPorts(t *testing.T) {
 	}
 	c.Services = []Service{x}
 	p := c.plan(c.Addresses, orphans{})
-	if n := len(p.front) + len(p.behind); n > 2*maxEndpointPorts+2 {
+	if n := len(p.Front) + len(p.Behind); n > 2*maxEndpointPorts+2 {
 		t.Errorf("%d rules", n)
 	}
 	for _, e := range x.Endpoints {
-		for _, list := range [][]steer{p.front, p.behind} {
-			if !slices.ContainsFunc(list, func(r steer) bool {
-				return r.ends.First <= e.Port &&
-					e.Port <= r.ends.Last
+		for _, list := range [][]steer.Match{p.Front, p.Behind} {
+			if !slices.ContainsFunc(list, func(r steer.Match) bool {
+				return r.Ends.First <= e.Port &&
+					e.Port <= r.Ends.Last
 			}) {
 				t.Errorf("endpoint port %d is left out", e.Port)
 			}
@@ -225,12 +226,12 @@ func TestFewerRanges(t *testing.T) {
 		c.Services = append(c.Services, Service{NodePort: 30000 + 2*i, Port: 80, Protocol: 6})
 	}
 	p := c.plan(nil, orphans{})
-	if n := len(p.front); n > maxNodePorts+1 {
+	if n := len(p.Front); n > maxNodePorts+1 {
 		t.Errorf("%d rules in front of the local table", n)
 	}
 	for _, s := range c.Services {
-		if !slices.ContainsFunc(p.front, func(r steer) bool {
-			return r.protocol == 6 && r.ports.First <= s.NodePort && s.NodePort <= r.ports.Last
+		if !slices.ContainsFunc(p.Front, func(r steer.Match) bool {
+			return r.Protocol == 6 && r.Ports.First <= s.NodePort && s.NodePort <= r.Ports.Last
 		}) {
 			t.Errorf("node port %d is left out", s.NodePort)
 		}
@@ -240,13 +241,13 @@ func TestFewerRanges(t *testing.T) {
 		s.Port, s.NodePort, s.ExternalIPs = s.NodePort, 0, c.Addresses
 	}
 	p = c.plan(c.Addresses, orphans{})
-	if n := len(p.front); n > maxNodePorts+1 {
+	if n := len(p.Front); n > maxNodePorts+1 {
 		t.Errorf("%d rules for external addresses in front of the local table", n)
 	}
 	for _, s := range c.Services {
-		if !slices.ContainsFunc(p.front, func(r steer) bool {
-			return r.ports.First <= s.Port &&
-				s.Port <= r.ports.Last
+		if !slices.ContainsFunc(p.Front, func(r steer.Match) bool {
+			return r.Ports.First <= s.Port &&
+				s.Port <= r.Ports.Last
 		}) {
 			t.Errorf("port %d is left out", s.Port)
 		}

@@ -7,7 +7,7 @@
 // Work that the node's network leaves to network cards stays with them: super-frames pass whole,
 // with partial checksums (way.go).
 //
-// The kernel sends these packets to the device (plan.go):
+// The kernel sends these packets to the device (plan.go, package steer):
 //
 //	cluster, external and load balancer addresses   by a route
 //	node ports                                      by a rule, in front of the local table
@@ -29,15 +29,6 @@
 // packets of direct connections if they were for all ports: half of the traffic of a pod whose own
 // ports begin at 1024.
 //
-// # The local table
-//
-// A rule before the local table needs the local table's own rule moved, because that has priority 0
-// and nothing can come before it. steer.go adds a later rule for the local table, and only then
-// removes the one at 0; at the end it restores that one before it removes the other. So one of them
-// exists at any moment, whenever this process dies. The device and its routes end with the process,
-// and rules for an empty table have no effect, so leftovers do not affect the node's own traffic.
-// watch.go restores what others remove, and removes what they add before.
-//
 // # Restarts
 //
 // With a state folder the device is persistent (TUNSETPERSIST), and rules and routes stay. Packets
@@ -55,19 +46,10 @@
 // The last state from Kubernetes is saved too (savedconfig.go), so that a process that starts
 // without the API server serves it.
 //
-// All rules and routes have the kernel's protocol number, because systemd-networkd removes those of
-// others whenever it starts (ManageForeignRoutingPolicyRules), and the only rule for the local
-// table may be among them. A later run recognises the leftovers of an earlier one by that number
-// and by their content (steer.go).
-//
 // # Layer 2
 //
 // One node announces a load balancer's address that no host has (package announce). The
 // configuration says which node.
-//
-// The kernel must stop answering when this process dies, so that another node can take over, even
-// if a kill leaves the device behind. So the answering addresses have a route by a device that
-// never outlives the process (vip.go), and packets to them have another route.
 //
 // # What this does not do
 //

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"culvert/gateway/handover"
 	"culvert/gateway/state"
 	"culvert/gateway/sweep"
@@ -25,7 +23,7 @@ const doneTime = 2 * time.Second
 const (
 	offerLock     = "lock"   // of the state folder
 	offerDevice   = "device" // to read from, including the waiting packets
-	offerVIP      = "pulse"  // see vip.go; absent if no IPv4 address is announced
+	offerVIP      = "pulse"  // see steer.VIP; absent if no IPv4 address is announced
 	offerListener = "door"   // where the next process asks to take over
 	offerPage     = "page"   // of services.metrics, with its address
 )
@@ -139,7 +137,7 @@ func (s *Server) send(line *handover.Line, since nat.Time, pause, within time.Du
 // offer sends the open descriptors, and what the other process must know before it opens anything.
 func (s *Server) offer(line *handover.Line) error {
 	s.mu.Lock()
-	node, vip := s.config.Node, s.steering.vip
+	node, vip := s.config.Node, s.steering.VIP()
 	s.mu.Unlock()
 	identity := state.Identity{Cluster: node, PortKey: s.keeper.key}
 	offer := handover.Offer{Identity: identity.Encode()}
@@ -149,8 +147,7 @@ func (s *Server) offer(line *handover.Line) error {
 		handover.Open(offerListener, "", s.takeover.(*net.UnixListener)),
 	}
 	if vip != nil {
-		again := func() (int, error) { return unix.FcntlInt(uintptr(vip.descriptor), unix.F_DUPFD_CLOEXEC, 0) }
-		open = append(open, handover.Opened{Socket: handover.Socket{Name: offerVIP}, Descriptor: again})
+		open = append(open, handover.Opened{Socket: handover.Socket{Name: offerVIP}, Descriptor: vip.Duplicate})
 	}
 	if l, address := s.page.Socket(); l != nil {
 		open = append(open, handover.Open(offerPage, address, l.(*net.TCPListener)))

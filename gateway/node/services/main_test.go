@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -18,10 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/rtnl"
+	"culvert/gateway/node/services/steer"
 	"culvert/integration/need"
 )
 
 func TestMain(m *testing.M) { need.TestsInNamespace(m) }
+
+var both = []int{unix.AF_INET, unix.AF_INET6}
+
+// table is the one with the routes to the device.
+const table = 7091
+
+// localRule returns a rule for the local table, as culvert makes it.
+func localRule(priority int) *netlink.Rule {
+	r := netlink.NewRule()
+	r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, priority, unix.RT_TABLE_LOCAL, unix.RTPROT_KERNEL
+	return r
+}
 
 const (
 	patient    = 20 * time.Second
@@ -56,7 +68,7 @@ func newNode(t *testing.T) *node {
 	n := &node{T: t, lan: addNetwork(t, "lan", "172.18.0.2/24", "fd18::2/64")}
 	pods := addNetwork(t, "pods", "10.244.1.5/32", "10.244.1.6/32", "fd24:1::5/128", "fd24:1::6/128")
 	t.Cleanup(func() {
-		_, err := RemoveRemains(true)
+		_, err := steer.RemoveRemains(true)
 		need.NoError(t, errors.Join(err, netlink.LinkDel(n.lan), netlink.LinkDel(pods)))
 	})
 	for pod, addresses := range podAddresses {
@@ -82,10 +94,17 @@ func addNetwork(t *testing.T, name string, addresses ...string) netlink.Link {
 	link.PeerName = name + "peer"
 	need.NoError(t, netlink.LinkAdd(link))
 	for _, a := range addresses {
-		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a)),
-			Flags: unix.IFA_F_NODAD}))
+		need.NoError(t, netlink.AddrAdd(link, kernelAddress(t, a)))
 	}
 	return link
+}
+
+// kernelAddress returns an address with its network, which is usable at once.
+func kernelAddress(t *testing.T, prefix string) *netlink.Addr {
+	t.Helper()
+	network, err := netlink.ParseIPNet(prefix)
+	need.NoError(t, err)
+	return &netlink.Addr{IPNet: network, Flags: unix.IFA_F_NODAD}
 }
 
 func upLoopback(t *testing.T) {
@@ -259,6 +278,20 @@ func (n *node) requireServed(when, who string, at ...string) {
 	}
 }
 
+// kernelRules describes all rules.
+func kernelRules(t *testing.T) (all []string) {
+	t.Helper()
+	for _, family := range both {
+		list, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
+		need.NoError(t, err)
+		for i := range list {
+			all = append(all, steer.Describe(&list[i]))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // kernelState describes rules, routes and links, without link-local addresses.
 func (n *node) kernelState() string {
 	n.Helper()
@@ -299,7 +332,7 @@ func (n *node) requireState(when, want string) {
 // address adds an address to the node's link, or removes it.
 func (n *node) address(do func(netlink.Link, *netlink.Addr) error, prefix string) {
 	n.Helper()
-	need.NoError(n, do(n.lan, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(prefix)), Flags: unix.IFA_F_NODAD}))
+	need.NoError(n, do(n.lan, kernelAddress(n.T, prefix)))
 }
 
 // flush removes the routes of a table that lead to culvert1.

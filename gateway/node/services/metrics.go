@@ -20,7 +20,7 @@ func (s *Server) broken() string {
 // metrics returns the counters in Prometheus' text format, under the same names as a gateway's.
 func (s *Server) metrics() string {
 	s.mu.Lock()
-	services, mended := len(s.config.Services), s.steering.made
+	services, mended := len(s.config.Services), s.steering.Made
 	announcer, announced := s.announcer, s.announcer.Addresses()
 	s.mu.Unlock()
 	st := s.engine.Stats()

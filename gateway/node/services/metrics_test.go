@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/node/page"
 	"culvert/gateway/node/services/announce"
+	"culvert/gateway/node/services/steer"
 	"culvert/integration/need"
 	"culvert/nat/nattest"
 )
@@ -22,7 +23,7 @@ func TestMetrics(t *testing.T) {
 	upLoopback(t)
 	s, _ := keeping(t, "")
 	s.mu.Lock()
-	s.steering, s.announcer = &steering{made: 7}, announce.New(0, s.log)
+	s.steering, s.announcer = &steer.Steering{Made: 7}, announce.New(0, s.log)
 	s.mu.Unlock()
 	connect(t, s, 4000, nattest.SYN)
 	p, err := page.New("services.metrics", "127.0.0.1:0", nil, s.metrics, s.broken)

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/services/steer"
 	"culvert/nat/rules"
 )
 
@@ -23,31 +24,26 @@ func TestPlanOfWhatIsLeft(t *testing.T) {
 		left.at = append(left.at, netip.MustParseAddrPort(at))
 	}
 	p := c.plan([]netip.Addr{own}, left)
-	for _, want := range []steer{
-		{to: host(own), protocol: unix.IPPROTO_TCP, ports: rules.PortRange{First: 30080, Last: 30080}},
-		{to: host(own), protocol: unix.IPPROTO_TCP, ports: c.Ports},
-		{c.Pods[0], host(own), unix.IPPROTO_TCP, rules.PortRange{First: 1, Last: 1023}, rules.PortRange{First: 2049,
-			Last: 2049}},
+	for _, want := range []steer.Match{
+		{To: steer.Host(own), Protocol: unix.IPPROTO_TCP, Ports: rules.PortRange{First: 30080, Last: 30080}},
+		{To: steer.Host(own), Protocol: unix.IPPROTO_TCP, Ports: c.Ports},
+		{From: c.Pods[0], To: steer.Host(own), Protocol: unix.IPPROTO_TCP, Ports: rules.PortRange{First: 1, Last: 1023},
+			Ends: rules.PortRange{First: 2049, Last: 2049}},
 	} {
-		if !slices.Contains(p.front, want) {
-			t.Errorf("no %v among %v", want, p.front)
+		if !slices.Contains(p.Front, want) {
+			t.Errorf("no %v among %v", want, p.Front)
 		}
 	}
-	if want := (steer{from: c.Pods[0], protocol: unix.IPPROTO_TCP, ports: rules.PortRange{First: 1, Last: 1023},
-		ends: rules.PortRange{First: 2049, Last: 2049}}); len(p.behind) != 2 || p.behind[1] != want {
-		t.Errorf("behind: %v", p.behind)
+	if want := (steer.Match{From: c.Pods[0], Protocol: unix.IPPROTO_TCP, Ports: rules.PortRange{First: 1, Last: 1023},
+		Ends: rules.PortRange{First: 2049, Last: 2049}}); len(p.Behind) != 2 || p.Behind[1] != want {
+		t.Errorf("behind: %v", p.Behind)
 	}
 	lb := netip.MustParsePrefix("203.0.113.7/32")
-	if !slices.Contains(p.routes, lb) || len(p.routes) != 2 || !p.spare[lb] {
-		t.Errorf("routes %v, spare %v", p.routes, p.spare)
+	if !slices.Contains(p.Routes, lb) || len(p.Routes) != 2 || !p.Spare[lb] {
+		t.Errorf("routes %v, spare %v", p.Routes, p.Spare)
 	}
 	if len(p.nat.Services) != 1 || p.nat.Services[0].Address != lb.Addr() || p.nat.Services[0].Port != 0 {
 		t.Errorf("the engine is told of %v", p.nat.Services)
-	}
-	var conflicts ConflictError
-	conflicts.add(ipNet(lb), p.spare)
-	if conflicts.add(ipNet(netip.MustParsePrefix("203.0.113.8/32")), p.spare); len(conflicts.Addresses) != 1 {
-		t.Errorf("conflicts: %v", conflicts.Addresses)
 	}
 }
 

@@ -8,41 +8,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/services/steer"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
 
 // A plan is the desired state derived from a Config on a node with certain addresses.
 type plan struct {
-	nat    nat.Config
-	routes []netip.Prefix // to the device
-	// answered lead to the device too, by protocol, because the kernel answers ARP for them while
-	// this process lives.
-	answered []netip.Prefix
-	answers  bool                  // there may be such addresses
-	front    []steer               // before the local table
-	behind   []steer               // after it
-	spare    map[netip.Prefix]bool // those of routes that have no Service: another route there is no error
-	probed   bool                  // the kernel answers neighbours over IPv6 for addresses that lead to the device
+	nat nat.Config
+	steer.Plan
 	// endpoints' ports: what comes from them to clients that keep theirs leads to the device
 	ends []portOf
-}
-
-// A steer leads packets of a protocol (or all protocols) to a port range to the device, by their
-// source, destination and source port.
-type steer struct {
-	from, to netip.Prefix // the zero Prefix: any
-	protocol uint8        // 0: all
-	ports    rules.PortRange
-	ends     rules.PortRange // source ports; First is 0: any
-}
-
-// family returns the family of a steer's packets.
-func (s *steer) family() int {
-	if s.to.IsValid() {
-		return familyOf(s.to)
-	}
-	return familyOf(s.from)
 }
 
 // orphans are what connections need although no Service of the configuration has it.
@@ -78,8 +54,15 @@ func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 			},
 		},
 	}}
-	p.spare = map[netip.Prefix]bool{}
-	p.routes = append(p.routes, c.ServiceCIDRs...)
+	places := p.serve(c, own, left.at)
+	p.leadFront(c, own, places)
+	p.leadAnswers(c, left)
+	return p
+}
+
+// serve plans the Services of c, and the routes to their addresses. It returns the ports that are
+// served at the node's own addresses.
+func (p *plan) serve(c *Config, own []netip.Addr, left []netip.AddrPort) map[netip.Addr][]portOf {
 	// addresses that are not the node's, and ports at those that are
 	alone, places := map[netip.Addr]bool{}, map[netip.Addr][]portOf{}
 	for i := range c.Services {
@@ -96,7 +79,7 @@ func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 		}
 	}
 	spare := map[netip.Addr]bool{}
-	for _, at := range left.at {
+	for _, at := range left {
 		switch a := at.Addr(); {
 		case slices.Contains(own, a):
 			places[a] = append(places[a], portOf{unix.IPPROTO_TCP, at.Port()})
@@ -105,66 +88,76 @@ func (c *Config) plan(own []netip.Addr, left orphans) *plan {
 		}
 	}
 	if c.State != "" { // otherwise the device ends with this process
-		p.answers = slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Addr().Is4() }) &&
+		p.Answers = slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return p.Addr().Is4() }) &&
 			c.masquerade().V4.IsValid()
 		for _, a := range c.Answers {
 			if a.Is4() && alone[a] {
-				p.answered = append(p.answered, host(a))
+				p.Answered = append(p.Answered, steer.Host(a))
 			}
 		}
-		slices.SortFunc(p.answered, netip.Prefix.Compare)
+		slices.SortFunc(p.Answered, netip.Prefix.Compare)
 	}
+	p.Spare = map[netip.Prefix]bool{}
+	p.Routes = append(p.Routes, c.ServiceCIDRs...)
 	for a := range alone {
 		p.nat.Services = append(p.nat.Services, rules.Service{Name: "other ports", Address: a,
 			Frontend: &rules.Frontend{}})
-		if !slices.Contains(p.answered, host(a)) && !containsAddr(c.ServiceCIDRs, a) {
-			p.routes = append(p.routes, host(a))
+		if !slices.Contains(p.Answered, steer.Host(a)) && !containsAddr(c.ServiceCIDRs, a) {
+			p.Routes = append(p.Routes, steer.Host(a))
 		}
 		if spare[a] {
-			p.spare[host(a)] = true
+			p.Spare[steer.Host(a)] = true
 		}
 	}
-	slices.SortFunc(p.routes, netip.Prefix.Compare)
+	slices.SortFunc(p.Routes, netip.Prefix.Compare)
+	return places
+}
+
+// leadFront plans rules for what is served at the node's own addresses.
+func (p *plan) leadFront(c *Config, own []netip.Addr, places map[netip.Addr][]portOf) {
 	for _, a := range own {
 		for _, r := range fewer(ranges(places[a]), maxNodePorts) {
-			p.front = append(p.front, steer{to: host(a), protocol: r.protocol, ports: r.ports})
+			p.Front = append(p.Front, steer.Match{To: steer.Host(a), Protocol: r.protocol, Ports: r.ports})
 		}
 	}
 	for _, a := range c.Answers {
 		if a.Is6() { // the node has it too, as an anycast address
-			p.front = append(p.front, steer{to: host(a)})
-			p.probed = true
+			p.Front = append(p.Front, steer.Match{To: steer.Host(a)})
+			p.Probed = true
 		}
 	}
 	for _, r := range fewer(c.nodePorts(), maxNodePorts) {
 		for _, a := range c.Addresses {
-			p.front = append(p.front, steer{to: host(a), protocol: r.protocol, ports: r.ports})
+			p.Front = append(p.Front, steer.Match{To: steer.Host(a), Protocol: r.protocol, Ports: r.ports})
 		}
 	}
+}
+
+// leadAnswers plans rules for what endpoints send to clients.
+func (p *plan) leadAnswers(c *Config, left orphans) {
 	protocols := c.protocols()
 	if len(left.at) > 0 && !slices.Contains(protocols, unix.IPPROTO_TCP) {
 		protocols = append(protocols, unix.IPPROTO_TCP)
 	}
 	for _, protocol := range protocols {
 		for a := range c.masquerade().All() {
-			p.front = append(p.front, steer{to: host(a), protocol: protocol, ports: c.Ports})
+			p.Front = append(p.Front, steer.Match{To: steer.Host(a), Protocol: protocol, Ports: c.Ports})
 		}
 		for _, hosts := range slices.Concat(c.Pods, c.Routed) {
-			p.behind = append(p.behind, steer{from: hosts, protocol: protocol, ports: c.Ports})
+			p.Behind = append(p.Behind, steer.Match{From: hosts, Protocol: protocol, Ports: c.Ports})
 		}
 	}
 	p.ends = c.endpointPorts(left.ends)
 	for _, r := range fewer(ranges(slices.Clone(p.ends)), maxEndpointPorts) {
 		for _, hosts := range slices.Concat(c.Pods, c.Routed) {
 			if a := c.masquerade().Of(hosts.Addr().Is6()); a.IsValid() {
-				p.front = append(p.front, steer{hosts, host(a), r.protocol, rules.PortRange{First: 1,
-					Last: rules.Privileged.Last}, r.ports})
+				p.Front = append(p.Front, steer.Match{From: hosts, To: steer.Host(a), Protocol: r.protocol,
+					Ports: rules.PortRange{First: 1, Last: rules.Privileged.Last}, Ends: r.ports})
 			}
-			p.behind = append(p.behind, steer{from: hosts, protocol: r.protocol, ports: rules.Kept(r.protocol),
-				ends: r.ports})
+			p.Behind = append(p.Behind, steer.Match{From: hosts, Protocol: r.protocol, Ports: rules.Kept(r.protocol),
+				Ends: r.ports})
 		}
 	}
-	return p
 }
 
 // NAT returns the engine's configuration for c, on a node whose addresses are own.
@@ -360,5 +353,3 @@ func ranges(ports []portOf) (all []portsOf) {
 	}
 	return all
 }
-
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

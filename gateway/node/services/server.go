@@ -19,6 +19,7 @@ import (
 	"culvert/gateway/node/page"
 	"culvert/gateway/node/rtnl"
 	"culvert/gateway/node/services/announce"
+	"culvert/gateway/node/services/steer"
 	"culvert/gateway/state"
 	"culvert/gateway/sweep"
 	"culvert/nat"
@@ -52,7 +53,7 @@ type Server struct {
 	// +checklocks:mu
 	config *Config
 	// +checklocks:mu
-	steering *steering
+	steering *steer.Steering
 	// +checklocks:mu
 	announcer *announce.Announcer
 	// what the last plan led to the device without a Service, and all ports of endpoints
@@ -126,7 +127,7 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 		}
 		s.orphans.ends = p.ends
 	}
-	var conflict *ConflictError
+	var conflict *steer.ConflictError
 	if err == nil {
 		if err = s.open(p, t); t != nil && errors.As(err, &conflict) {
 			err = nil
@@ -147,8 +148,8 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 	if t != nil {
 		t.done()
 	}
-	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.routes),
-		"rules": len(p.front) + len(p.behind)}).Info("services are served")
+	s.log.WithFields(logrus.Fields{"services": len(c.Services), "routes": len(p.Routes),
+		"rules": len(p.Front) + len(p.Behind)}).Info("services are served")
 	s.watchPorts()
 	s.nameListeners()
 	if conflict != nil {
@@ -162,45 +163,30 @@ func openServer(c *Config, tolerant bool, t *taking, log logrus.FieldLogger) (*S
 // over gets a ConflictError, everything except the named destinations is in place.
 //
 // +checklocks:s.mu
-func (s *Server) open(p *plan, t *taking) error {
+func (s *Server) open(p *plan, t *taking) (err error) {
 	c := s.config
 	if s.device = t.use(offerDevice); s.device != nil {
 		s.stays = true
 		s.read() // everything else is as the previous process left it
-	} else if err := s.makeDevice(); err != nil {
+	} else if s.device, s.stays, err = steer.MakeDevice(c.Interface); err != nil {
 		return err
 	}
-	if err := openDevice(c.Interface); err != nil {
+	if s.index, err = steer.SetUp(c.Interface, c.MTU, c.masquerade().V4.IsValid()); err != nil {
 		return err
-	}
-	made, err := netlink.LinkByName(c.Interface)
-	if err == nil {
-		err = netlink.LinkSetMTU(made, c.MTU)
-	}
-	if err == nil {
-		err = netlink.LinkSetUp(made)
-	}
-	if err != nil {
-		return fmt.Errorf("services: bring up %s: %w", c.Interface, err)
-	}
-	if s.index = made.Attrs().Index; c.masquerade().V4.IsValid() {
-		if err := addressDevice(made); err != nil {
-			return err
-		}
 	}
 	before, err := t.vip()
 	if err != nil {
 		return err
 	}
-	if s.steering, err = newSteering(c.Interface, s.index, familiesOf(c.Addresses), before); err != nil {
+	if s.steering, err = steer.New(c.Interface, s.index, steer.FamiliesOf(c.Addresses), before); err != nil {
 		return err
 	}
-	conflict := s.steering.apply(p, c.sources(s.own))
-	if conflict != nil && (t == nil || !errors.As(conflict, new(*ConflictError))) {
+	conflict := s.steering.Apply(&p.Plan, c.sources(s.own))
+	if conflict != nil && (t == nil || !errors.As(conflict, new(*steer.ConflictError))) {
 		return conflict
 	}
 	stays := s.keeper.Dir != nil
-	if err := keepDevice(s.device, c.Interface, stays); err != nil {
+	if err := steer.KeepDevice(s.device, c.Interface, stays); err != nil {
 		return err
 	}
 	s.stays = stays
@@ -234,7 +220,10 @@ func (s *Server) Run(ctx context.Context) error {
 	beside.Go(s.page.Serve)
 	beside.Go(func() { s.watch(ctx) })
 	beside.Go(func() { s.keeper.run(ctx, s) })
-	beside.Go(func() { s.announcer.Run(ctx, s.announce) })
+	s.mu.Lock()
+	announcer := s.announcer
+	s.mu.Unlock()
+	beside.Go(func() { announcer.Run(ctx, s.announce) })
 	beside.Go(func() { sweep.Beside(ctx, func() bool { return s.engine.Sweep(s.now()) }, func() {}) })
 	var err error
 	removed := false
@@ -297,9 +286,9 @@ func (s *Server) close() error {
 	}
 	switch {
 	case s.steering != nil && !s.stays:
-		err = errors.Join(err, s.steering.close())
+		err = errors.Join(err, s.steering.Close())
 	case s.steering != nil:
-		s.steering.closeVIP()
+		s.steering.CloseVIP()
 	}
 	s.closing.Store(true)
 	s.page.Close()
@@ -340,7 +329,7 @@ func OwnAddresses(c *Config) ([]netip.Addr, error) {
 			tentative[a] = true
 			continue
 		}
-		if !here[a] && a != dummyAddress && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
+		if !here[a] && a != steer.DummyAddress && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
 			own = append(own, a)
 		}
 		here[a] = true

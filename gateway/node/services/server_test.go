@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -17,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/control"
+	"culvert/gateway/node/rtnl"
+	"culvert/gateway/node/services/steer"
 	"culvert/gateway/state"
 	"culvert/integration/need"
 )
@@ -51,7 +52,7 @@ func TestServerChanges(t *testing.T) {
 		{"nodePort: 30010, ", "nodePort: 30010, externalIPs: [10.244.9.9, 10.244.9.8], ",
 			"this node has another route to 10.244.9.9"},
 	} {
-		other := &netlink.Route{LinkIndex: n.lan.Attrs().Index, Dst: ipNet(netip.MustParsePrefix("10.244.9.9/32"))}
+		other := &netlink.Route{LinkIndex: n.lan.Attrs().Index, Dst: kernelAddress(n.T, "10.244.9.9/32").IPNet}
 		need.NoError(t, netlink.RouteAdd(other))
 		if err := change(r.from, r.to); err == nil || !strings.Contains(err.Error(), r.want) {
 			t.Errorf("%q: %v, want %q", r.to, err, r.want)
@@ -157,13 +158,13 @@ func TestServerRefused(t *testing.T) {
 			"services.interface: lan exists; stop the culvert node that it belongs to, or choose another name"},
 		{nil, nil, "addresses:", "metrics: 192.0.2.1:8083\naddresses:", "services.metrics: "},
 		{func() error {
-			r := localRule(unix.AF_INET, 200)
-			r.Table, r.Protocol = tableID, 3
+			r := localRule(200)
+			r.Table, r.Protocol = table, 3
 			return netlink.RuleAdd(r)
 		},
 			func() error {
-				r := localRule(unix.AF_INET, 200)
-				r.Table, r.Protocol = tableID, 3
+				r := localRule(200)
+				r.Table, r.Protocol = table, 3
 				return netlink.RuleDel(r)
 			},
 			"", "", "remove it: ip rule del pref 200"},
@@ -251,7 +252,7 @@ func TestServerRestores(t *testing.T) {
 	for what, remove := range map[string]func(){
 		"rules": func() {
 			for _, family := range both {
-				list, err := rulesOf(family)
+				list, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
 				need.NoError(t, err)
 				for _, r := range list {
 					if r.Priority < 32766 {
@@ -261,11 +262,11 @@ func TestServerRestores(t *testing.T) {
 			}
 		},
 		"routes":                    func() { n.flush(unix.RT_TABLE_MAIN, both...) },
-		"the table":                 func() { n.flush(tableID, both...) },
+		"the table":                 func() { n.flush(table, both...) },
 		"the device is up":          func() { need.NoError(t, netlink.LinkSetDown(link("culvert1"))) },
-		"the VIP device":            func() { need.NoError(t, netlink.LinkDel(link(vipPrefix+"0"))) },
-		"the VIP device is up":      func() { need.NoError(t, netlink.LinkSetDown(link(vipPrefix+"0"))) },
-		"the local table is behind": func() { need.NoError(t, netlink.RuleAdd(localRule(unix.AF_INET, 0))) },
+		"the VIP device":            func() { need.NoError(t, netlink.LinkDel(link(steer.VIPPrefix+"0"))) },
+		"the VIP device is up":      func() { need.NoError(t, netlink.LinkSetDown(link(steer.VIPPrefix+"0"))) },
+		"the local table is behind": func() { need.NoError(t, netlink.RuleAdd(localRule(0))) },
 	} {
 		remove()
 		n.requireState(what, serving)
@@ -274,7 +275,7 @@ func TestServerRestores(t *testing.T) {
 	n.logged("another program has changed rules or routes")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if made := s.steering.made; made < 20 {
+	if made := s.steering.Made; made < 20 {
 		t.Errorf("%d changes are counted", made)
 	}
 }
@@ -293,7 +294,7 @@ func TestServerLostAddress(t *testing.T) {
 			n.requireServed("without it", "pa", other+":30010")
 			need.NoError(t, s.Apply(t.Context(), n.config("PA", "PC")))
 			n.requireServed("with other endpoints", "pc", other+":30010")
-			n.flush(tableID, family)
+			n.flush(table, family)
 			n.logged("another program has changed rules or routes")
 			n.requireServed("with routes that were removed", "pc", other+":30010")
 			need.NoError(t, s.Apply(t.Context(), n.config("serve:\n", "serve:\n"+more)))

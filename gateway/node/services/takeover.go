@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"culvert/gateway/handover"
+	"culvert/gateway/node/services/steer"
 	"culvert/gateway/state"
 )
 
@@ -89,7 +90,7 @@ func (t *taking) listener(name, address string) net.Listener {
 }
 
 // vip returns the device of the old process; nil: there is none.
-func (t *taking) vip() (*vipDevice, error) {
+func (t *taking) vip() (*steer.VIP, error) {
 	f := t.use(offerVIP)
 	if f == nil {
 		return nil, nil
@@ -97,9 +98,9 @@ func (t *taking) vip() (*vipDevice, error) {
 	defer f.Close()
 	fd, err := handover.Duplicate(f)
 	if err != nil {
-		return nil, fmt.Errorf("services: %s of the process before: %w", vipPrefix, err)
+		return nil, fmt.Errorf("services: %s of the process before: %w", steer.VIPPrefix, err)
 	}
-	return vipDeviceOf(fd)
+	return steer.AdoptVIP(fd)
 }
 
 // done lets the old process end.

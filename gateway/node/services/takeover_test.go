@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/handover"
+	"culvert/gateway/node/services/steer"
 	"culvert/gateway/state"
 	"culvert/integration/need"
 )
@@ -71,7 +72,7 @@ func TestServerTakenOver(t *testing.T) {
 		n.requireAnswer(when, tcp, "still")
 		n.requireAnswer(when, announced, "still")
 	}
-	vip, err := netlink.LinkByName(vipPrefix + "0")
+	vip, err := netlink.LinkByName(steer.VIPPrefix + "0")
 	need.NoError(t, err)
 	serving := n.kernelState()
 	stop := n.connectAlways()
@@ -122,7 +123,7 @@ func TestServerTakenOver(t *testing.T) {
 	alive("after the hand-over")
 	stop()
 	n.requireState("after the hand-over", serving)
-	if after, err := netlink.LinkByName(vipPrefix + "0"); err != nil || after.Attrs().Index != vip.Attrs().Index {
+	if after, err := netlink.LinkByName(steer.VIPPrefix + "0"); err != nil || after.Attrs().Index != vip.Attrs().Index {
 		t.Errorf("the VIP device was %v, and is %v: %v", vip, after, err)
 	}
 	if restored := s.Status().Table.Restored; restored < 2 {

@@ -1,9 +1,7 @@
 package services
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node/rtnl"
+	"culvert/gateway/node/services/steer"
 )
 
 const (
@@ -103,6 +102,7 @@ func text(err error) *string {
 func (s *Server) listen(ctx context.Context, changed chan<- struct{}) {
 	groups := []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
 		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE}
+	concerns := func(m syscall.NetlinkMessage) bool { return steer.Concerns(m, s.index) }
 	tell := func() {
 		s.deaf.Store(nil)
 		select {
@@ -110,28 +110,12 @@ func (s *Server) listen(ctx context.Context, changed chan<- struct{}) {
 		default:
 		}
 	}
-	rtnl.Listen(ctx, groups, s.concerns, tell, func(err error) {
+	rtnl.Listen(ctx, groups, concerns, tell, func(err error) {
 		err = fmt.Errorf("services: %w", err)
 		if s.deaf.Swap(text(err)) == nil {
 			s.log.WithError(err).Warn("rules and routes are not watched: what others remove comes back within seconds")
 		}
 	})
-}
-
-// concerns reports whether a kernel message may be about the routes and rules to the device.
-func (s *Server) concerns(m syscall.NetlinkMessage) bool {
-	switch m.Header.Type {
-	case unix.RTM_NEWRULE, unix.RTM_DELRULE, unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		return true
-	case unix.RTM_DELROUTE:
-		const protocol = 5 // of struct rtmsg
-		return len(m.Data) > protocol && m.Data[protocol] == lasting
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK: // a device that goes down loses its routes
-		const index = 4 // of struct ifinfomsg
-		return len(m.Data) >= index+4 && binary.NativeEndian.Uint32(m.Data[index:]) == uint32(s.index) ||
-			bytes.Contains(m.Data, []byte(vipPrefix))
-	}
-	return false
 }
 
 // mend restores the routes and rules to the device, and returns how many changes that took.
@@ -142,9 +126,9 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 		return 0, ctx.Err()
 	}
 	s.watchPorts()
-	before := s.steering.made
+	before := s.steering.Made
 	// The local table comes first: without a rule for it the machine is cut off.
-	if err := s.steering.moveLocal(); err != nil {
+	if err := s.steering.MoveLocal(); err != nil {
 		return 0, err
 	}
 	link, err := netlink.LinkByIndex(s.index)
@@ -163,11 +147,11 @@ func (s *Server) mend(ctx context.Context) (back int, err error) {
 		left = s.findOrphans(s.config)
 	}
 	p := s.config.plan(own, left)
-	if err := s.steering.apply(p, s.config.sources(own)); err != nil {
+	if err := s.steering.Apply(&p.Plan, s.config.sources(own)); err != nil {
 		return 0, errors.Join(missing, err)
 	}
 	s.announcer.Apply(s.config.Answers, s.config.AnnounceOn)
-	back = s.steering.made - before
+	back = s.steering.Made - before
 	if slices.Equal(own, s.own) && slices.Equal(left.at, s.orphans.at) {
 		return back, missing
 	}

@@ -33,9 +33,9 @@ const proxyProtocol = 203
 // VIP device, which ends with this process.
 //
 // For IPv6 it uses a socket's anycast membership, which always ends with this process; rules before
-// the local table (package services) send to the device what the membership would deliver to the node. Proxy
-// neighbours would survive a kill, beside the node that answers from then on, and need a setting,
-// proxy_ndp, that a container may not write.
+// the local table (package steer) send to the device what the membership would deliver to the node.
+// Proxy neighbours would survive a kill, beside the node that answers from then on, and need a
+// setting, proxy_ndp, that a container may not write.
 type Announcer struct {
 	log    logrus.FieldLogger
 	device int // on which nothing is announced

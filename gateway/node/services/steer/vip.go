@@ -1,4 +1,4 @@
-package services
+package steer
 
 import (
 	"errors"
@@ -13,19 +13,27 @@ import (
 
 // vipName is the name pattern of the non-persistent device; the kernel fills in the number.
 const (
-	vipPrefix = "culvert-vip"
-	vipName   = vipPrefix + "%d"
+	VIPPrefix = "culvert-vip"
+	vipName   = VIPPrefix + "%d"
 )
 
-// A vipDevice is a TUN device that exists as long as this process, while the other device may
+// A VIP is a TUN device that exists as long as this process, while the other device may
 // survive it. The kernel answers ARP for addresses with a route by this device, and stops when the
 // route disappears. ARP requests have no protocol, so rules that match protocols send only packets
 // for such an address to the other device. Packets of protocols without a rule reach this device,
 // and the kernel drops them.
-type vipDevice struct{ descriptor, index int }
+type VIP struct{ descriptor, index int }
 
-// vipDeviceOf adopts another process's device by its descriptor.
-func vipDeviceOf(fd int) (*vipDevice, error) {
+// VIP returns the device; nil: there is none.
+func (s *Steering) VIP() *VIP { return s.vip }
+
+// Duplicate returns a new descriptor, for another process.
+func (v *VIP) Duplicate() (int, error) {
+	return unix.FcntlInt(uintptr(v.descriptor), unix.F_DUPFD_CLOEXEC, 0)
+}
+
+// AdoptVIP adopts another process's device by its descriptor.
+func AdoptVIP(fd int) (*VIP, error) {
 	var link netlink.Link
 	request, err := unix.NewIfreq("")
 	if err == nil {
@@ -36,15 +44,15 @@ func vipDeviceOf(fd int) (*vipDevice, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("services: find the %s of the process before: %w", vipPrefix, err)
+		return nil, fmt.Errorf("services: find the %s of the process before: %w", VIPPrefix, err)
 	}
-	return &vipDevice{fd, link.Attrs().Index}, nil
+	return &VIP{fd, link.Attrs().Index}, nil
 }
 
-func openVIP() (*vipDevice, error) {
+func openVIP() (*VIP, error) {
 	fd, name, err := rtnl.OpenTUN(vipName, 0)
 	if err != nil {
-		return nil, deviceError(vipPrefix, err)
+		return nil, deviceError(VIPPrefix, err)
 	}
 	link, err := netlink.LinkByName(name)
 	if err == nil {
@@ -54,11 +62,11 @@ func openVIP() (*vipDevice, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("services: bring up %s: %w", name, err)
 	}
-	return &vipDevice{fd, link.Attrs().Index}, nil
+	return &VIP{fd, link.Attrs().Index}, nil
 }
 
 // ensureVIP makes sure that the device exists, because others may remove it.
-func (s *steering) ensureVIP() error {
+func (s *Steering) ensureVIP() error {
 	if s.vip != nil {
 		link, err := netlink.LinkByIndex(s.vip.index)
 		if err == nil && link.Attrs().Flags&net.FlagUp == 0 {
@@ -67,15 +75,15 @@ func (s *steering) ensureVIP() error {
 		if !errors.As(err, new(netlink.LinkNotFoundError)) {
 			return err
 		}
-		s.closeVIP()
+		s.CloseVIP()
 	}
 	var err error
 	s.vip, err = openVIP()
 	return err
 }
 
-// closeVIP removes the device, with its routes.
-func (s *steering) closeVIP() {
+// CloseVIP removes the device, with its routes.
+func (s *Steering) CloseVIP() {
 	if s.vip != nil {
 		unix.Close(s.vip.descriptor)
 		s.vip = nil

@@ -1,4 +1,4 @@
-package services
+package steer
 
 import (
 	"errors"
@@ -40,19 +40,19 @@ const (
 	priorityEnd       = 119
 )
 
-// A steering knows the routes and rules to the device that are in the kernel. It belongs to a
+// A Steering knows the routes and rules to the device that are in the kernel. It belongs to a
 // Server, whose mutex guards it.
-type steering struct {
+type Steering struct {
 	device   string
 	index    int
 	families []int
 	routes   []netlink.Route
 	rules    []netlink.Rule
-	vip      *vipDevice // nil: not needed
-	made     int        // changes so far, not counting removals
+	vip      *VIP // nil: not needed
+	Made     int  // changes so far, not counting removals
 }
 
-func familiesOf(addresses []netip.Addr) (all []int) {
+func FamiliesOf(addresses []netip.Addr) (all []int) {
 	for _, f := range []struct {
 		family int
 		of     func(netip.Addr) bool
@@ -64,11 +64,11 @@ func familiesOf(addresses []netip.Addr) (all []int) {
 	return all
 }
 
-// newSteering continues with what an earlier run left, and moves the rule of the local table behind
+// New continues with what an earlier run left, and moves the rule of the local table behind
 // this package's rules. before is the VIP device of the process that this one replaces; nil:
 // there is none. After an error nothing has changed.
-func newSteering(device string, index int, families []int, before *vipDevice) (*steering, error) {
-	s := &steering{device: device, index: index, families: families, vip: before}
+func New(device string, index int, families []int, before *VIP) (*Steering, error) {
+	s := &Steering{device: device, index: index, families: families, vip: before}
 	if err := s.alone(); err != nil {
 		return nil, err
 	}
@@ -87,9 +87,9 @@ func newSteering(device string, index int, families []int, before *vipDevice) (*
 		}
 	}
 	found := len(s.rules) > 0
-	if err := s.moveLocal(); err != nil {
+	if err := s.MoveLocal(); err != nil {
 		if !found {
-			err = errors.Join(err, s.close())
+			err = errors.Join(err, s.Close())
 		}
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func newSteering(device string, index int, families []int, before *vipDevice) (*
 
 // adopt records what an earlier run left. apply later removes what is not wanted; the rest works
 // all the time.
-func (s *steering) adopt(family int) error {
+func (s *Steering) adopt(family int) error {
 	rules, err := rulesOf(family)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func (s *steering) adopt(family int) error {
 }
 
 // routesOf lists the routes to the device in all tables, and those that end with this process.
-func (s *steering) routesOf(family int) (all []netlink.Route, err error) {
+func (s *Steering) routesOf(family int) (all []netlink.Route, err error) {
 	devices := []int{s.index}
 	if s.vip != nil {
 		devices = append(devices, s.vip.index)
@@ -143,7 +143,7 @@ func (s *steering) routesOf(family int) (all []netlink.Route, err error) {
 
 // alone returns an error if another process serves Services: its device exists, and is removed when
 // it ends.
-func (s *steering) alone() error {
+func (s *Steering) alone() error {
 	list, err := rulesOf(netlink.FAMILY_ALL)
 	if err != nil {
 		return err
@@ -177,7 +177,7 @@ func isOwned(r *netlink.Rule) bool {
 		return r.Goto == priorityEnd && r.IifName != ""
 	case priorityOn, priorityEnd:
 		same := on(r.Family, r.Priority)
-		return describe(r) == describe(&same) // RuleList omits the type
+		return Describe(r) == Describe(&same) // RuleList omits the type
 	}
 	return false
 }
@@ -212,23 +212,23 @@ func removeOwned(family int, which func(*netlink.Rule) bool) error {
 	return errors.Join(all...)
 }
 
-// lead adds the rules for what endpoints send to clients that keep their ports. The engine must let
+// Lead adds the rules for what endpoints send to clients that keep their ports. The engine must let
 // none keep it before.
-func (s *steering) lead(p *plan) error {
-	return s.addRules(s.steers(p, func(to *steer) bool { return to.ends.First != 0 }))
+func (s *Steering) Lead(p *Plan) error {
+	return s.addRules(s.steers(p, func(to *Match) bool { return to.Ends.First != 0 }))
 }
 
-// apply makes the kernel lead the packets of p to the device, and no others. It adds before it
+// Apply makes the kernel lead the packets of p to the device, and no others. It adds before it
 // removes.
-func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
-	if len(p.answered) > 0 {
+func (s *Steering) Apply(p *Plan, sources func(family int) net.IP) error {
+	if len(p.Answered) > 0 {
 		if err := s.ensureVIP(); err != nil {
 			return err
 		}
 	}
 	routes, rules := s.wantedRoutes(p, sources), s.wantedRules(p)
 	var first []netlink.Rule // before the routes that they bypass
-	if p.answers {
+	if p.Answers {
 		first = answered()
 	}
 	if err := s.forgetRemoved(); err != nil {
@@ -237,21 +237,21 @@ func (s *steering) apply(p *plan, sources func(family int) net.IP) error {
 	if err := s.addRules(first); err != nil {
 		return err
 	}
-	if err := s.addRoutes(routes, p.spare); err != nil {
+	if err := s.addRoutes(routes, p.Spare); err != nil {
 		return err
 	}
 	if err := s.addRules(rules); err != nil {
 		return err
 	}
 	err := s.prune(routes, slices.Concat(first, rules))
-	if len(p.answered) == 0 {
-		s.closeVIP()
+	if len(p.Answered) == 0 {
+		s.CloseVIP()
 	}
 	return err
 }
 
 // wantedRoutes returns the routes of p: those of each family's table, then those of addresses.
-func (s *steering) wantedRoutes(p *plan, sources func(family int) net.IP) (routes []netlink.Route) {
+func (s *Steering) wantedRoutes(p *Plan, sources func(family int) net.IP) (routes []netlink.Route) {
 	route := func(table int, to netip.Prefix) netlink.Route {
 		family := familyOf(to)
 		return netlink.Route{Family: family, LinkIndex: s.index, Table: table, Protocol: lasting, Src: sources(family),
@@ -260,12 +260,12 @@ func (s *steering) wantedRoutes(p *plan, sources func(family int) net.IP) (route
 	for _, family := range s.families {
 		routes = append(routes, route(tableID, all(family)))
 	}
-	for _, to := range p.routes {
+	for _, to := range p.Routes {
 		if slices.Contains(s.families, familyOf(to)) {
 			routes = append(routes, route(unix.RT_TABLE_MAIN, to))
 		}
 	}
-	for _, to := range p.answered {
+	for _, to := range p.Answered {
 		routes = append(routes, route(answeredTable, to)) // routes for packets first
 		r := route(unix.RT_TABLE_MAIN, to)
 		r.LinkIndex = s.vip.index
@@ -275,51 +275,51 @@ func (s *steering) wantedRoutes(p *plan, sources func(family int) net.IP) (route
 }
 
 // wantedRules returns the rules of p, except those that come before the routes.
-func (s *steering) wantedRules(p *plan) (rules []netlink.Rule) {
+func (s *Steering) wantedRules(p *Plan) (rules []netlink.Rule) {
 	for _, family := range s.families {
 		rules = append(rules, s.over(family, priorityOver, priorityOn), on(family, priorityOn),
 			s.over(family, priorityOverAgain, priorityEnd), on(family, priorityEnd))
 	}
-	rules = append(rules, s.steers(p, func(*steer) bool { return true })...)
-	if p.probed && slices.Contains(s.families, unix.AF_INET6) {
+	rules = append(rules, s.steers(p, func(*Match) bool { return true })...)
+	if p.Probed && slices.Contains(s.families, unix.AF_INET6) {
 		rules = append(rules, probe())
 	}
 	return rules
 }
 
 // steers returns the rules for those steers of p that which selects.
-func (s *steering) steers(p *plan, which func(*steer) bool) (rules []netlink.Rule) {
-	add := func(priority int, list []steer) {
+func (s *Steering) steers(p *Plan, which func(*Match) bool) (rules []netlink.Rule) {
+	add := func(priority int, list []Match) {
 		for i := range list {
 			if to := &list[i]; slices.Contains(s.families, to.family()) && which(to) {
 				rules = append(rules, to.rule(priority))
 			}
 		}
 	}
-	add(priorityFront, p.front)
-	add(priorityBehind, p.behind)
+	add(priorityFront, p.Front)
+	add(priorityBehind, p.Behind)
 	return rules
 }
 
 // addRules adds those of some rules that are not known.
-func (s *steering) addRules(rules []netlink.Rule) error {
+func (s *Steering) addRules(rules []netlink.Rule) error {
 	if len(rules) == 0 {
 		return nil
 	}
 	known := map[string]bool{}
 	for i := range s.rules {
-		known[describe(&s.rules[i])] = true
+		known[Describe(&s.rules[i])] = true
 	}
 	for i := range rules {
 		r := &rules[i]
-		what := describe(r)
+		what := Describe(r)
 		if known[what] {
 			continue
 		}
 		if err := netlink.RuleAdd(r); err != nil {
 			return ruleError("add rule "+what, err)
 		}
-		s.made++
+		s.Made++
 		known[what] = true
 		s.rules = append(s.rules, *r)
 	}
@@ -328,7 +328,7 @@ func (s *steering) addRules(rules []netlink.Rule) error {
 
 // addRoutes adds those of some routes that are not known, and replaces those with another source.
 // It adds all that it can before it returns a ConflictError for the rest, but for those in spare.
-func (s *steering) addRoutes(routes []netlink.Route, spare map[netip.Prefix]bool) error {
+func (s *Steering) addRoutes(routes []netlink.Route, spare map[netip.Prefix]bool) error {
 	known := map[string]int{}
 	for i := range s.routes {
 		known[destination(&s.routes[i])] = i
@@ -361,7 +361,7 @@ func (s *steering) addRoutes(routes []netlink.Route, spare map[netip.Prefix]bool
 		} else if err != nil {
 			return fmt.Errorf("services: add route to %s through %s: %w", r.Dst, s.device, err)
 		}
-		s.made++
+		s.Made++
 		if there {
 			s.routes[at] = *r
 			continue
@@ -375,7 +375,7 @@ func (s *steering) addRoutes(routes []netlink.Route, spare map[netip.Prefix]bool
 // forgetRemoved forgets the routes and rules that the kernel no longer has, so that apply adds them
 // again. When the address that is its source disappears, an IPv4 route is removed, and an IPv6
 // route loses its source.
-func (s *steering) forgetRemoved() error {
+func (s *Steering) forgetRemoved() error {
 	rulesThere, routesThere := map[string]bool{}, map[string]net.IP{}
 	for _, family := range s.families {
 		rules, err := rulesOf(family)
@@ -383,7 +383,7 @@ func (s *steering) forgetRemoved() error {
 			return err
 		}
 		for i := range rules {
-			rulesThere[describe(&rules[i])] = true
+			rulesThere[Describe(&rules[i])] = true
 		}
 		routes, err := s.routesOf(family)
 		if err != nil {
@@ -393,7 +393,7 @@ func (s *steering) forgetRemoved() error {
 			routesThere[destination(&routes[i])] = routes[i].Src
 		}
 	}
-	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool { return !rulesThere[describe(&r)] })
+	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool { return !rulesThere[Describe(&r)] })
 	s.routes = slices.DeleteFunc(s.routes, func(r netlink.Route) bool {
 		_, ok := routesThere[destination(&r)]
 		return !ok
@@ -405,17 +405,17 @@ func (s *steering) forgetRemoved() error {
 }
 
 // prune removes all routes and rules but these.
-func (s *steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
+func (s *Steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
 	wanted := map[string]bool{}
 	for i := range routes {
 		wanted[destination(&routes[i])] = true
 	}
 	for i := range rules {
-		wanted[describe(&rules[i])] = true
+		wanted[Describe(&rules[i])] = true
 	}
 	var failed []error
 	s.rules = slices.DeleteFunc(s.rules, func(r netlink.Rule) bool {
-		what := describe(&r)
+		what := Describe(&r)
 		if wanted[what] {
 			return false
 		}
@@ -438,12 +438,12 @@ func (s *steering) prune(routes []netlink.Route, rules []netlink.Rule) error {
 
 // close removes the rules, and with the first of them every path to the device. Its routes
 // disappear with the device.
-func (s *steering) close() error {
+func (s *Steering) Close() error {
 	var failed []error
 	for _, family := range s.families {
 		failed = append(failed, removeSteers(family), restoreLocal(family))
 	}
 	s.rules, s.routes = nil, nil
-	s.closeVIP()
+	s.CloseVIP()
 	return errors.Join(failed...)
 }

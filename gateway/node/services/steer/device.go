@@ -1,4 +1,4 @@
-package services
+package steer
 
 import (
 	"errors"
@@ -17,16 +17,16 @@ import (
 // deviceGroup marks a device that survives its process.
 const deviceGroup = 0x63756c76 // "culv"
 
-// dummyAddress (RFC 7600, Section 4.8: the IPv4 dummy address) is the device's own address, which
+// DummyAddress (RFC 7600, Section 4.8: the IPv4 dummy address) is the device's own address, which
 // nobody uses. From a device without an address the kernel accepts no ICMP error in this node's
 // name, whatever rp_filter is: it looks for a route back to this node by port, which an ICMP error
 // lacks, and finds the node itself.
-var dummyAddress = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+var DummyAddress = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
 func addressDevice(l netlink.Link) error {
-	a := &netlink.Addr{IPNet: ipNet(host(dummyAddress)), Scope: unix.RT_SCOPE_HOST}
+	a := &netlink.Addr{IPNet: ipNet(Host(DummyAddress)), Scope: unix.RT_SCOPE_HOST}
 	if err := netlink.AddrReplace(l, a); err != nil {
-		return fmt.Errorf("services: give %s the address %s: %w", l.Attrs().Name, dummyAddress, err)
+		return fmt.Errorf("services: give %s the address %s: %w", l.Attrs().Name, DummyAddress, err)
 	}
 	return nil
 }
@@ -56,9 +56,9 @@ func isKept(l netlink.Link) bool {
 	return ok && l.Attrs().Group == deviceGroup
 }
 
-// keepDevice sets whether a device survives this process. The group is set first, so that a crash
+// KeepDevice sets whether a device survives this process. The group is set first, so that a crash
 // leaves no device without it.
-func keepDevice(device *os.File, name string, stays bool) error {
+func KeepDevice(device *os.File, name string, stays bool) error {
 	link, err := netlink.LinkByName(name)
 	if err == nil && stays {
 		err = netlink.LinkSetGroup(link, deviceGroup)
@@ -96,10 +96,10 @@ const (
 	acceptLocal = 23 // IPV4_DEVCONF_ACCEPT_LOCAL
 )
 
-// openDevice makes the kernel accept packets from a device whose source is one of this node's
+// acceptOwn makes the kernel accept packets from a device whose source is one of this node's
 // addresses, or whose reply route differs: the engine answers in the name of the node and of its
 // backends. A container may not write to /proc/sys, so netlink is used.
-func openDevice(name string) error {
+func acceptOwn(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return fmt.Errorf("services: find %s: %w", name, err)
@@ -119,20 +119,38 @@ func openDevice(name string) error {
 	return nil
 }
 
-// makeDevice makes the device, or continues with one that was kept.
-//
-// +checklocks:s.mu
-func (s *Server) makeDevice() (err error) {
-	name := s.config.Interface
+// MakeDevice makes the device, or continues with one that was kept.
+func MakeDevice(name string) (device *os.File, kept bool, err error) {
 	if link, err := netlink.LinkByName(name); err == nil {
-		if s.stays = isKept(link); !s.stays {
-			return inUse(name)
+		if kept = isKept(link); !kept {
+			return nil, false, inUse(name)
 		}
 	}
-	if s.device, err = createDevice(name); err != nil {
-		return deviceError(name, err)
+	if device, err = createDevice(name); err != nil {
+		return nil, kept, deviceError(name, err)
 	}
-	return nil
+	return device, kept, nil
+}
+
+// SetUp makes the device ready for packets. It returns its index.
+func SetUp(name string, mtu int, v4 bool) (index int, err error) {
+	if err := acceptOwn(name); err != nil {
+		return 0, err
+	}
+	made, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetMTU(made, mtu)
+	}
+	if err == nil {
+		err = netlink.LinkSetUp(made)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("services: bring up %s: %w", name, err)
+	}
+	if v4 {
+		err = addressDevice(made)
+	}
+	return made.Attrs().Index, err
 }
 
 func deviceError(name string, err error) error {

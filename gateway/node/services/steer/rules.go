@@ -1,4 +1,4 @@
-package services
+package steer
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 )
 
 // over returns a rule by which packets from the device jump to a later rule.
-func (s *steering) over(family, priority, to int) netlink.Rule {
+func (s *Steering) over(family, priority, to int) netlink.Rule {
 	r := netlink.NewRule()
 	r.Family, r.Priority, r.IifName, r.Goto, r.Protocol = family, priority, s.device, to, lasting
 	return *r
@@ -24,20 +24,20 @@ func on(family, priority int) netlink.Rule {
 	return *r
 }
 
-func (s *steer) rule(priority int) netlink.Rule {
+func (s *Match) rule(priority int) netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = s.family(), priority, tableID, lasting, int(s.protocol)
-	if s.protocol != 0 {
-		r.Dport = netlink.NewRulePortRange(s.ports.First, s.ports.Last)
+	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = s.family(), priority, tableID, lasting, int(s.Protocol)
+	if s.Protocol != 0 {
+		r.Dport = netlink.NewRulePortRange(s.Ports.First, s.Ports.Last)
 	}
-	if s.ends.First != 0 {
-		r.Sport = netlink.NewRulePortRange(s.ends.First, s.ends.Last)
+	if s.Ends.First != 0 {
+		r.Sport = netlink.NewRulePortRange(s.Ends.First, s.Ends.Last)
 	}
-	if s.from.IsValid() {
-		r.Src = ipNet(s.from)
+	if s.From.IsValid() {
+		r.Src = ipNet(s.From)
 	}
-	if s.to.IsValid() {
-		r.Dst = ipNet(s.to)
+	if s.To.IsValid() {
+		r.Dst = ipNet(s.To)
 	}
 	return *r
 }

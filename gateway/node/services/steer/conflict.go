@@ -1,4 +1,4 @@
-package services
+package steer
 
 import (
 	"fmt"
@@ -13,10 +13,10 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// conflicts returns a ConflictError for new routes of p that conflict with another route of this
+// Conflicts returns a ConflictError for new routes of p that conflict with another route of this
 // node, or with its routers. It changes nothing, so an address that stays taken causes no changes
 // however often it is tried.
-func (s *steering) conflicts(p *plan) error {
+func (s *Steering) Conflicts(p *Plan) error {
 	there := map[string]bool{}
 	for i := range s.routes {
 		if r := &s.routes[i]; r.Table == unix.RT_TABLE_MAIN {
@@ -26,7 +26,7 @@ func (s *steering) conflicts(p *plan) error {
 	var all ConflictError
 	var hops map[netip.Addr]bool
 	var others map[string]bool
-	for _, to := range slices.Concat(p.routes, p.answered) {
+	for _, to := range slices.Concat(p.Routes, p.Answered) {
 		dst := ipNet(to)
 		if there[dst.String()] || !slices.Contains(s.families, familyOf(to)) {
 			continue
@@ -38,7 +38,7 @@ func (s *steering) conflicts(p *plan) error {
 			}
 		}
 		if a, one := oneHost(dst); one && hops[a] || others[dst.String()] {
-			all.add(dst, p.spare)
+			all.add(dst, p.Spare)
 		}
 	}
 	return all.orNil()
@@ -98,7 +98,7 @@ type ConflictError struct {
 // add adds a destination that is not in spare.
 func (e *ConflictError) add(to *net.IPNet, spare map[netip.Prefix]bool) {
 	a, one := oneHost(to)
-	if one && spare[host(a)] {
+	if one && spare[Host(a)] {
 		return
 	}
 	if !one {

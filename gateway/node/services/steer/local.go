@@ -1,4 +1,4 @@
-package services
+package steer
 
 import (
 	"errors"
@@ -12,9 +12,9 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// moveLocal moves the rules of the local table behind those of this package. Somebody else may have
+// MoveLocal moves the rules of the local table behind those of this package. Somebody else may have
 // done so before.
-func (s *steering) moveLocal() error {
+func (s *Steering) MoveLocal() error {
 	for _, family := range s.families {
 		if err := s.moveLocalOf(family); err != nil {
 			return err
@@ -23,7 +23,7 @@ func (s *steering) moveLocal() error {
 	return nil
 }
 
-func (s *steering) moveLocalOf(family int) error {
+func (s *Steering) moveLocalOf(family int) error {
 	list, err := rulesOf(family)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func (s *steering) moveLocalOf(family int) error {
 	}
 	if first || !behind {
 		if err := netlink.RuleAdd(localRule(family, priorityLocal)); err == nil {
-			s.made++
+			s.Made++
 		} else if !errors.Is(err, unix.EEXIST) {
 			return ruleError("move the local table", err)
 		}
@@ -55,7 +55,7 @@ func (s *steering) moveLocalOf(family int) error {
 			if err := netlink.RuleDel(r); err != nil { // whoever made it
 				return ruleError("move the local table", err)
 			}
-			s.made++
+			s.Made++
 		}
 	}
 	return nil
@@ -105,8 +105,8 @@ func rulesOf(family int) ([]netlink.Rule, error) {
 // destination identifies a route among those of this package.
 func destination(r *netlink.Route) string { return fmt.Sprintf("%s table %d", r.Dst, r.Table) }
 
-// describe formats a rule as ip rule does.
-func describe(r *netlink.Rule) string {
+// Describe formats a rule as ip rule does.
+func Describe(r *netlink.Rule) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pref %d", r.Priority)
 	if r.Src != nil {

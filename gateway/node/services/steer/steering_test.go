@@ -1,10 +1,9 @@
-package services
+package steer
 
 import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,7 +16,10 @@ import (
 	"culvert/gateway/node/rtnl"
 	"culvert/integration/fresh"
 	"culvert/integration/need"
+	"culvert/nat/rules"
 )
+
+func TestMain(m *testing.M) { need.TestsInNamespace(m) }
 
 // /proc/net shows the main thread's network, so no test runs on that thread: it could leave it in
 // another namespace.
@@ -35,7 +37,15 @@ func inNamespace(t *testing.T) int {
 
 func addLink(t *testing.T, name string) int {
 	t.Helper()
-	return addNetwork(t, name, "172.18.0.2/24", "172.18.0.22/24").Attrs().Index
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Flags = name, net.FlagUp
+	link := netlink.NewVeth(attrs)
+	link.PeerName = name + "peer"
+	need.NoError(t, netlink.LinkAdd(link))
+	for _, a := range []string{"172.18.0.2/24", "172.18.0.22/24"} {
+		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a))}))
+	}
+	return link.Attrs().Index
 }
 
 // kernelRules describes all rules.
@@ -45,7 +55,7 @@ func kernelRules(t *testing.T) (all []string) {
 		list, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(family) })
 		need.NoError(t, err)
 		for i := range list {
-			all = append(all, describe(&list[i]))
+			all = append(all, Describe(&list[i]))
 		}
 	}
 	slices.Sort(all)
@@ -64,15 +74,30 @@ func source4(a string) func(int) net.IP {
 	}
 }
 
+// example returns the plan of a Service of each of some protocols.
+func example(protocols ...uint8) *Plan {
+	p := &Plan{Routes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("203.0.113.7/32")}}
+	pods, clients := netip.MustParsePrefix("10.244.0.0/16"), rules.PortRange{First: 61000, Last: 65534}
+	for _, protocol := range protocols {
+		for _, a := range []string{"172.18.0.2/32", "fd18::2/128"} {
+			to := netip.MustParsePrefix(a)
+			p.Front = append(p.Front, Match{To: to, Protocol: protocol, Ports: clients},
+				Match{To: to, Protocol: protocol, Ports: rules.PortRange{First: 30080, Last: 30080}})
+		}
+		p.Behind = append(p.Behind, Match{From: pods, Protocol: protocol, Ports: clients},
+			Match{From: pods, Protocol: protocol, Ports: rules.Kept(protocol),
+				Ends: rules.PortRange{First: 8080, Last: 8080}})
+	}
+	return p
+}
+
 // steered makes the rules and routes of the example, to the link with an index.
-func steered(t *testing.T, index int, families []int) (*steering, *plan) {
+func steered(t *testing.T, index int, families []int) (*Steering, *Plan) {
 	t.Helper()
-	c, err := parse(t)
+	s, err := New("culvert1", index, families, nil)
 	need.NoError(t, err)
-	s, err := newSteering("culvert1", index, families, nil)
-	need.NoError(t, err)
-	p := c.plan(c.Addresses, orphans{})
-	need.NoError(t, s.apply(p, source4("172.18.0.2")))
+	p := example(unix.IPPROTO_TCP, unix.IPPROTO_UDP)
+	need.NoError(t, s.Apply(p, source4("172.18.0.2")))
 	return s, p
 }
 
@@ -124,7 +149,7 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 					}
 				}
 			}
-			if err := s.close(); err != nil {
+			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
 			requireRules(t, before)
@@ -138,9 +163,9 @@ func TestLeftoverOfOtherFamily(t *testing.T) {
 	before := kernelRules(t)
 	steered(t, index, both)
 	need.NoError(t, netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}))
-	s, err := newSteering("culvert1", addLink(t, "culvert1"), both[:1], nil)
+	s, err := New("culvert1", addLink(t, "culvert1"), both[:1], nil)
 	need.NoError(t, err)
-	if err := s.close(); err != nil {
+	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
 	requireRules(t, before)
@@ -152,7 +177,7 @@ func TestSourceChanges(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])
 	for _, source := range []string{"172.18.0.22", "172.18.0.2"} {
-		need.NoError(t, s.apply(p, source4(source)))
+		need.NoError(t, s.Apply(p, source4(source)))
 		list, err := rtnl.List(func() ([]netlink.Route, error) {
 			return netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN},
 				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
@@ -167,32 +192,6 @@ func TestSourceChanges(t *testing.T) {
 			if r.Src.String() != source {
 				t.Errorf("source %s of the route to %s, want %s", r.Src, r.Dst, source)
 			}
-		}
-	}
-}
-
-// TestLentPorts has node ports in the range from which the kernel chooses source ports.
-func TestLentPorts(t *testing.T) {
-	inNamespace(t)
-	c, err := parse(t, "nodePort: 30080", "nodePort: 40000", "nodePort: 30080", "nodePort: 40001")
-	need.NoError(t, err)
-	for _, test := range []struct {
-		local, reserved string
-		lent            int
-	}{
-		{"32768 60999", "", 2},
-		{"32768 39999", "", 0},
-		{"40001 60999", "", 1},
-		{"32768 60999", "39990-40000,50000", 1},
-		{"32768 60999", "40000-40001", 0},
-		{"32768 60999", "40000,40001", 0},
-	} {
-		for name, value := range map[string]string{"ip_local_port_range": test.local,
-			"ip_local_reserved_ports": test.reserved + "\n"} {
-			need.NoError(t, os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0))
-		}
-		if lent := c.lentPorts(); len(lent) != test.lent {
-			t.Errorf("local %q, reserved %q: %v", test.local, test.reserved, lent)
 		}
 	}
 }
@@ -214,8 +213,8 @@ func TestRouter(t *testing.T) {
 	s, p := steered(t, index, both[:1])
 	for router, taken := range map[string]bool{"172.18.0.1": true, "172.18.0.8": true, "172.18.0.9": false} {
 		next := *p
-		next.routes = append(slices.Clone(p.routes), host(netip.MustParseAddr(router)))
-		err := s.apply(&next, source4("172.18.0.2"))
+		next.Routes = append(slices.Clone(p.Routes), Host(netip.MustParseAddr(router)))
+		err := s.Apply(&next, source4("172.18.0.2"))
 		var named *ConflictError
 		if errors.As(err, &named) != taken || !taken && err != nil {
 			t.Errorf("%s: %v", router, err)
@@ -230,19 +229,17 @@ func TestRouter(t *testing.T) {
 func TestTakeOver(t *testing.T) {
 	index := inNamespace(t)
 	before := kernelRules(t)
-	c, err := parse(t)
+	s, err := New("culvert1", index, both, nil)
 	need.NoError(t, err)
-	s, err := newSteering("culvert1", index, both, nil)
-	need.NoError(t, err)
-	need.NoError(t, s.apply(c.plan(c.Addresses, orphans{}), source4("172.18.0.2")))
+	need.NoError(t, s.Apply(example(unix.IPPROTO_TCP, unix.IPPROTO_UDP), source4("172.18.0.2")))
 	left := kernelRules(t)
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
 		unix.RTNLGRP_IPV4_ROUTE)
 	need.NoError(t, err)
 	defer socket.Close()
-	next, err := newSteering("culvert1", index, both, nil)
+	next, err := New("culvert1", index, both, nil)
 	need.NoError(t, err)
-	need.NoError(t, next.apply(c.plan(c.Addresses, orphans{}), source4("172.18.0.2")))
+	need.NoError(t, next.Apply(example(unix.IPPROTO_TCP, unix.IPPROTO_UDP), source4("172.18.0.2")))
 	if after := kernelRules(t); !slices.Equal(after, left) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
@@ -258,14 +255,13 @@ func TestTakeOver(t *testing.T) {
 			}
 		}
 	}
-	c.Services = c.Services[:1] // without the UDP Service
-	p := c.plan(c.Addresses, orphans{})
-	need.NoError(t, next.apply(p, source4("172.18.0.2")))
+	p := example(unix.IPPROTO_TCP)
+	need.NoError(t, next.Apply(p, source4("172.18.0.2")))
 	if after := kernelRules(t); len(after) >= len(left) || slices.ContainsFunc(after,
 		func(r string) bool { return strings.Contains(r, "ipproto 17") }) {
 		t.Errorf("there is\n%s\nthere was\n%s", strings.Join(after, "\n"), strings.Join(left, "\n"))
 	}
-	if err := next.close(); err != nil {
+	if err := next.Close(); err != nil {
 		t.Error(err)
 	}
 	if after := kernelRules(t); !slices.Equal(after, before) {
@@ -302,15 +298,15 @@ func TestRemainsOfKeptDevice(t *testing.T) {
 	before := kernelRules(t)
 	device, err := createDevice("culvert7")
 	need.Kernel(t, "tun", err)
-	need.NoError(t, keepDevice(device, "culvert7", true))
+	need.NoError(t, KeepDevice(device, "culvert7", true))
 	link, err := netlink.LinkByName("culvert7")
 	if err == nil {
 		err = netlink.LinkSetUp(link)
 	}
 	need.NoError(t, err)
-	s, err := newSteering("culvert7", link.Attrs().Index, both, nil)
+	s, err := New("culvert7", link.Attrs().Index, both, nil)
 	if err == nil {
-		err = s.apply(&plan{}, source4("172.18.0.2"))
+		err = s.Apply(&Plan{}, source4("172.18.0.2"))
 	}
 	need.NoError(t, err)
 	during := kernelRules(t)
@@ -336,24 +332,35 @@ func TestRemainsOfKeptDevice(t *testing.T) {
 func TestTakenChangesNothing(t *testing.T) {
 	index := inNamespace(t)
 	s, p := steered(t, index, both[:1])
-	need.NoError(t, s.apply(p, source4("172.18.0.22")))
-	if err := s.conflicts(p); err != nil {
+	need.NoError(t, s.Apply(p, source4("172.18.0.22")))
+	if err := s.Conflicts(p); err != nil {
 		t.Errorf("what is there already: %v", err)
 	}
 	other := &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN,
 		Dst: ipNet(netip.MustParsePrefix("203.0.113.77/32"))}
 	need.NoError(t, netlink.RouteAdd(other))
-	before, made := kernelRules(t), s.made
+	before, made := kernelRules(t), s.Made
 	next := *p
-	next.routes = append(slices.Clone(p.routes), netip.MustParsePrefix("203.0.113.76/32"),
+	next.Routes = append(slices.Clone(p.Routes), netip.MustParsePrefix("203.0.113.76/32"),
 		netip.MustParsePrefix("203.0.113.77/32"))
 	var named *ConflictError
-	if err := s.conflicts(&next); !errors.As(err, &named) || !slices.Equal(named.Addresses,
+	if err := s.Conflicts(&next); !errors.As(err, &named) || !slices.Equal(named.Addresses,
 		[]netip.Addr{netip.MustParseAddr("203.0.113.77")}) {
 		t.Errorf("%v", err)
 	}
-	if s.made != made {
-		t.Errorf("%d changes", s.made-made)
+	if s.Made != made {
+		t.Errorf("%d changes", s.Made-made)
 	}
 	requireRules(t, before)
+}
+
+// Destinations that no Service needs may have another route.
+func TestSpare(t *testing.T) {
+	lb := netip.MustParsePrefix("203.0.113.7/32")
+	spare := map[netip.Prefix]bool{lb: true}
+	var conflicts ConflictError
+	conflicts.add(ipNet(lb), spare)
+	if conflicts.add(ipNet(netip.MustParsePrefix("203.0.113.8/32")), spare); len(conflicts.Addresses) != 1 {
+		t.Errorf("conflicts: %v", conflicts.Addresses)
+	}
 }
