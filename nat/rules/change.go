@@ -70,14 +70,44 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Addr().Compare(b.Addr())
 }
 
-// forChanges returns the table to which n changes are to be made: t or, if there are many, a
-// private copy to change in place, which then costs less than sharing the rest.
-func forChanges[V any](t *bart.Table[V], n int) (changing *bart.Table[V], fresh bool) {
+// An edit changes a table: the table itself shares what stays, or, for many changes, a private copy
+// is changed in place, which then costs less.
+type edit[V any] struct {
+	t       *bart.Table[V]
+	private bool
+}
+
+// editOf begins n changes of t; nil is an empty table.
+func editOf[V any](t *bart.Table[V], n int) edit[V] {
 	switch {
 	case t == nil:
-		return new(bart.Table[V]), true
+		return edit[V]{new(bart.Table[V]), true}
 	case n > t.Size()/16:
-		return t.Clone(), true
+		return edit[V]{t.Clone(), true}
 	}
-	return t, false
+	return edit[V]{t, false}
+}
+
+func (e *edit[V]) put(p netip.Prefix, v V) {
+	if e.private {
+		e.t.Insert(p, v)
+	} else {
+		e.t = e.t.InsertPersist(p, v)
+	}
+}
+
+func (e *edit[V]) remove(p netip.Prefix) {
+	if e.private {
+		e.t.Delete(p)
+	} else {
+		e.t = e.t.DeletePersist(p)
+	}
+}
+
+// end returns the changed table, nil if it is empty.
+func (e *edit[V]) end() *bart.Table[V] {
+	if e.t.Size() == 0 {
+		return nil
+	}
+	return e.t
 }

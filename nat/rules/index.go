@@ -211,31 +211,22 @@ func (b *ruleBucket) moving(next *ruleBucket) (all []*ruleChange) {
 
 // withLists returns the successor of t, nil if it is empty.
 func withLists(t *ruleTable, changes []*ruleChange) *ruleTable {
-	t, fresh := forChanges(t, len(changes))
+	e := editOf(t, len(changes))
 	var list []change[*rule]
 	for i := range changes {
 		p := changes[i].key.prefix
 		if list = append(list, changes[i].change); i+1 < len(changes) && changes[i+1].key.prefix == p {
 			continue
 		}
-		old, _ := t.Get(p)
-		next := changed(old, list, compareRules)
-		list = list[:0]
-		switch {
-		case len(next) == 0 && fresh:
-			t.Delete(p)
-		case len(next) == 0:
-			t = t.DeletePersist(p)
-		case fresh:
-			t.Insert(p, next)
-		default:
-			t = t.InsertPersist(p, next)
+		old, _ := e.t.Get(p)
+		if next := changed(old, list, compareRules); len(next) > 0 {
+			e.put(p, next)
+		} else {
+			e.remove(p)
 		}
+		list = list[:0]
 	}
-	if t.Size() == 0 {
-		return nil
-	}
-	return t
+	return e.end()
 }
 
 // A ruleKey is what all packets that a rule matches have in common.

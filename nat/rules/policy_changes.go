@@ -118,6 +118,27 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 	if t == nil {
 		t = new(routeTable)
 	}
+	cells := changedOffers(t, rules)
+	e := editOf(t, len(cells))
+	for _, c := range cells {
+		if len(c.offers) == 0 {
+			e.remove(c.at)
+		} else {
+			e.put(c.at, routeCell{c.offers, c.offers[0]}) // unless a wider prefix has a better one
+		}
+	}
+	chooseBest(&e, cells)
+	return e.end()
+}
+
+// offersAt are all offers of a prefix, in order.
+type offersAt struct {
+	at     netip.Prefix
+	offers []*routeOffer
+}
+
+// changedOffers returns the prefixes of t whose offers change, wider ones first.
+func changedOffers(t *routeTable, rules []change[*policyRoutes]) []offersAt {
 	n := 0
 	for _, r := range rules {
 		n += len(r.of.offers)
@@ -130,13 +151,8 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 			changes = append(changes, c)
 		}
 	}
-	// Wider prefixes first, so that what they hand down is final when their subnets are processed.
 	slices.SortFunc(changes, func(a, b *offerChange) int { return comparePrefixes(a.at, b.at) })
-	type cell struct {
-		at     netip.Prefix
-		offers []*routeOffer
-	}
-	cells := make([]cell, 0, len(changes))
+	cells := make([]offersAt, 0, len(changes))
 	var list []change[*routeOffer]
 	for i := range changes {
 		p := changes[i].at
@@ -145,30 +161,16 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 		}
 		old, _ := t.Get(p)
 		if offers := changed(old.offers, list, compareOffers); !slices.Equal(offers, old.offers) {
-			cells = append(cells, cell{p, offers})
+			cells = append(cells, offersAt{p, offers})
 		}
 		list = list[:0]
 	}
-	t, fresh := forChanges(t, len(cells))
-	put := func(p netip.Prefix, c routeCell) {
-		switch {
-		case len(c.offers) == 0 && fresh:
-			t.Delete(p)
-		case len(c.offers) == 0:
-			t = t.DeletePersist(p)
-		case fresh:
-			t.Insert(p, c)
-		default:
-			t = t.InsertPersist(p, c)
-		}
-	}
-	for _, c := range cells {
-		next := routeCell{offers: c.offers}
-		if len(c.offers) > 0 {
-			next.best = c.offers[0] // unless a wider prefix has a better one
-		}
-		put(c.at, next)
-	}
+	return cells
+}
+
+// chooseBest chooses the best offers of changed prefixes and of their subnets. Wider prefixes come
+// first, so that what they hand down is final when their subnets are processed.
+func chooseBest(e *edit[routeCell], cells []offersAt) {
 	var below []netip.Prefix
 	for _, c := range cells {
 		if below = below[:0]; c.at.IsSingleIP() {
@@ -176,29 +178,25 @@ func withOffers(t *routeTable, rules []change[*policyRoutes]) *routeTable {
 				below = append(below, c.at)
 			}
 		} else {
-			for q := range t.Subnets(c.at) {
+			for q := range e.t.Subnets(c.at) {
 				below = append(below, q)
 			}
 			slices.SortFunc(below, comparePrefixes)
 		}
 		for _, q := range below {
-			c, _ := t.Get(q)
+			c, _ := e.t.Get(q)
 			best := c.offers[0]
 			if q.Bits() > 0 {
-				wider, ok := t.LookupPrefix(netip.PrefixFrom(q.Addr(), q.Bits()-1))
+				wider, ok := e.t.LookupPrefix(netip.PrefixFrom(q.Addr(), q.Bits()-1))
 				if ok && wider.best.rule != best.rule && compareOffers(wider.best, best) < 0 {
 					best = wider.best
 				}
 			}
 			if best != c.best {
-				put(q, routeCell{c.offers, best})
+				e.put(q, routeCell{c.offers, best})
 			}
 		}
 	}
-	if t.Size() == 0 {
-		return nil
-	}
-	return t
 }
 
 // resolve gives rules without a priority what the kernel would give them (fib_default_rule_pref):
