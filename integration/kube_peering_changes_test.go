@@ -137,7 +137,7 @@ func testPeeringAway(t *testing.T, p *peeringLab, streams []*linkStream) {
 }
 
 // testPeeringChanged: when the remap changes, the other cluster is reached at its new addresses and
-// no longer at the old ones.
+// no longer at the old ones. A change onto addresses of Services replaces nothing, at neither end.
 func testPeeringChanged(t *testing.T, p, other *peeringLab) {
 	with, spec := p.keyed()
 	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": "10.99.0.0/16"}}
@@ -156,12 +156,18 @@ func testPeeringChanged(t *testing.T, p, other *peeringLab) {
 		_, err := p.pods[0].try("", "ping", "-c", "1", "-W", "2", "10.99."+at[2])
 		return err
 	})
+	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": "10.96.0.0/16"}}
+	p.apply(with)
+	p.awaitCondition("Accepted", "False Invalid: spec.remote.podCIDRs[0].remap: 10.96.0.0/16 contains ")
+	p.awaitCondition("NodesReady", "False NodesMissing: node node1: spec.remote.podCIDRs[0].remap: 10.96.0.0/16 ")
+	p.pods[0].run("ping", "-c", "3", "-i", "0.2", "-W", "2", "10.99."+at[2])
 	spec["remote"].(object)["podCIDRs"] = []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}}
 	p.apply(with)
 	eventually(t, "a pod under its old address", func() error {
 		_, err := p.pods[0].try("", "ping", "-c", "1", "-W", "2", other.seen(other.pod(&kubeNodes[1], 5)))
 		return err
 	})
+	p.awaitCondition("Accepted", "True")
 }
 
 // testPeeringAnother: a second peering, with a cluster without Kubernetes, is added to the same
@@ -200,7 +206,8 @@ func testPeeringAnother(t *testing.T, rome *peeringLab, streams []*linkStream) {
 }
 
 // testPeeringNodeClaims: a node that lists another one's address does not get its packets, nor cut
-// it off.
+// it off. One that lists an address of the other cluster takes it off no node, also when agents
+// start.
 func testPeeringNodeClaims(t *testing.T, p, other *peeringLab) {
 	claim := p.node(&kubeNodes[0])
 	addresses := claim["status"].(object)["addresses"].([]object)
@@ -219,6 +226,18 @@ func testPeeringNodeClaims(t *testing.T, p, other *peeringLab) {
 			t.Errorf("the pod on %s: %v: %s", kubeNodes[i].name, err, out)
 		}
 	}
+	of := other.seen(other.pod(&kubeNodes[1], 5))
+	claim["status"].(object)["addresses"] = append(addresses, object{"type": "ExternalIP", "address": of})
+	p.apply(claim)
+	p.awaitCondition("Accepted", "False Invalid: Node "+kubeNodes[0].name+": status.addresses[1]: "+of+
+		" is in spec.remote.podCIDRs[0].remap of Peering "+p.remote.name)
+	for i := range kubeNodes {
+		p.endAgent(i, syscall.SIGTERM)
+		p.startAgent(i)
+		p.awaitAgentStatus(i, "cv-"+p.remote.name, "gateway answers")
+	}
+	p.awaitCondition("NodesReady", "True")
+	p.pods[0].run("ping", "-c", "3", "-i", "0.2", "-W", "2", of)
 	p.apply(p.node(&kubeNodes[0]))
 	p.awaitCondition("Accepted", "True")
 }
@@ -459,7 +478,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 		{"tunnel", "10.99.0.0/16", "10.80.0.0/16", "",
 			"spec.internalCIDR: 10.80.0.0/16 overlaps spec.internalCIDR of Peering " + p.remote.name},
 		{"key", "10.99.0.0/16", "10.81.0.0/24", key, "spec.publicKey: Peering " + p.remote.name +
-			" has it too, and is older"},
+			" has it too, and had it first"},
 	} {
 		o := p.peering()
 		o["metadata"].(object)["name"] = "bad-" + c.name

@@ -150,6 +150,7 @@ func (p *peeringLab) awaitRights() {
 	for _, right := range []struct{ user, verb, resource, namespace string }{
 		{p.gatewayUser(), "list", "/nodes", ""}, {p.gatewayUser(), "list", "culvert.io/tunnelnodes", agentNamespace},
 		{p.gatewayUser(), "create", "/events", peeringNamespace},
+		{p.gatewayUser(), "list", "culvert.io/peerings", peeringNamespace},
 		{agentUser, "list", "/services", ""}, {agentUser, "list", "culvert.io/peerings", peeringNamespace},
 		{agentUser, "create", "culvert.io/tunnelnodes", agentNamespace},
 	} {

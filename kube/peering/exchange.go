@@ -70,6 +70,7 @@ func newServiceExchange(source *GatewaySource) *serviceExchange {
 
 // The names that keep sets of one kind apart.
 const (
+	setOthers         = "other Peering"
 	setExported       = "Service to export"
 	setImported       = "imported Service"
 	setImportedSlices = "imported EndpointSlice"

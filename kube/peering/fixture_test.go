@@ -88,7 +88,7 @@ func rome(t testing.TB) *Gateway {
 	for n := 1; n <= 2; n++ {
 		g.nodes[fmt.Sprint("node", n)], g.tunnels[fmt.Sprint("node", n)] = nodeObject(t, n), tunnelObject(t, n)
 	}
-	g.nodesKnown = true
+	g.nodesKnown, g.othersKnown = true, true
 	g.put(readIn(t))
 	store(g, g.Plan())
 	return g

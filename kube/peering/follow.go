@@ -16,7 +16,8 @@ var paths = map[string]schema.GroupVersionResource{
 	kindService: objects.Services, kindSlice: objects.EndpointSlices, kindRole: objects.Roles,
 	kindServiceCIDR: objects.ServiceCIDRs,
 
-	setExported: objects.Services, setImported: objects.Services, setImportedSlices: objects.EndpointSlices,
+	setOthers: objects.Peerings, setExported: objects.Services, setImported: objects.Services,
+	setImportedSlices: objects.EndpointSlices,
 }
 
 // A kept holds the used part of each object, by key. Setting a zero V removes it.

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
 	"culvert/gateway/wgkey"
@@ -40,9 +42,14 @@ type Gateway struct {
 	refused    string
 	nodes      map[string]*node
 	nodesKnown bool // all Nodes are in nodes
-	tunnels    map[string]*tunnelNode
-	pods       *podIndex
-	holders    map[netip.Addr]string // the Nodes that have listed an address first, and still do
+	// The other Peerings of the namespace, and the Services of the cluster, which may have what a
+	// change would take.
+	others      map[string]*Peering
+	services    map[string]*clusterIPs
+	othersKnown bool // all are in both, or the API server does not let the gateway read them
+	tunnels     map[string]*tunnelNode
+	pods        *podIndex
+	holders     map[netip.Addr]string // the Nodes that have listed an address first, and still do
 	// Services with LabelExport, and EndpointSlices, by namespace/name.
 	exported     map[string]*exported
 	slices       *sliceIndex
@@ -55,7 +62,7 @@ type Gateway struct {
 // NewGateway returns the Gateway of a cluster without objects.
 func NewGateway(self Self) *Gateway {
 	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: newPodIndex(),
-		holders:  map[netip.Addr]string{},
+		holders: map[netip.Addr]string{}, others: map[string]*Peering{}, services: map[string]*clusterIPs{},
 		exported: map[string]*exported{}, slices: newSliceIndex()}
 }
 
@@ -65,10 +72,11 @@ func (g *Gateway) put(p *Peering) {
 	g.judge()
 }
 
-// judge makes the current Peering the one that applies, if nothing is wrong with it. A change that
-// agents refuse because it takes addresses of Nodes does not replace what runs, or the two ends of
-// a tunnel would differ. That holds also if the gateway before has refused it, so nothing applies
-// before all Nodes are known.
+// judge makes the current Peering the one that applies, if nothing is wrong with it. One that would
+// take something of Nodes, Services or other Peerings does not replace what runs: agents refuse it
+// for the same reason, and the two ends of a tunnel would differ. That holds also if the gateway
+// before has refused it, so nothing applies before all Nodes are known. What the Peering has stays,
+// whoever claims it.
 func (g *Gateway) judge() {
 	p := g.peering
 	if g.refused = ""; p == nil || !g.nodesKnown {
@@ -80,12 +88,54 @@ func (g *Gateway) judge() {
 	if len(p.Faults) > 0 {
 		return
 	}
-	if g.good != nil && !slices.Equal(g.good.takes(), p.takes()) {
-		if g.refused = taken(p, nil, g.nodes, nil); g.refused != "" {
+	if g.good == nil || g.good.PublicKey != p.PublicKey || !slices.Equal(g.good.takes(), p.takes()) {
+		if !g.othersKnown {
+			return
+		}
+		all, had := inOrder(g.others), map[string]*Peering{p.Metadata.Name: g.good}
+		for _, o := range all {
+			had[o.Metadata.Name] = o.accepted()
+		}
+		g.refused = cmp.Or(taken(p, g.good.takes(), nil, g.nodes, g.services), besides(p, p, all, had))
+		if g.refused != "" {
 			return
 		}
 	}
 	g.good = p
+}
+
+// readOther returns what a gateway uses of another Peering than its own.
+func (g *Gateway) readOther(u *unstructured.Unstructured) *Peering {
+	p := PeeringOf(u)
+	if p.Metadata.Name == g.self.Name {
+		return nil
+	}
+	p.Status = Status{Accepted: p.Status.Accepted}
+	return p
+}
+
+// claims records who claims what the Peering has had before.
+func (g *Gateway) claims(d *Plan) {
+	g.good.fields(func(field string, c netip.Prefix) bool {
+		had := fmt.Sprintf("%s of Peering %s, %s, which had it first", field, g.self.Name, c)
+		for name, n := range g.nodes {
+			if i := slices.IndexFunc(n.addresses, c.Contains); i >= 0 {
+				d.fault(kindNode+" "+name, "status.addresses[%d]: %s is in %s; give the node an address elsewhere",
+					i, n.addresses[i], had)
+			}
+			if i := slices.IndexFunc(n.pods, c.Overlaps); i >= 0 {
+				d.fault(kindNode+" "+name, "spec.podCIDRs[%d]: %s overlaps %s; give the node a CIDR elsewhere",
+					i, n.pods[i], had)
+			}
+		}
+		for name, s := range g.services {
+			if i := slices.IndexFunc(*s, c.Contains); i >= 0 {
+				d.fault(kindService+" "+name, "spec.clusterIPs: %s is in %s; give the Service an address elsewhere",
+					(*s)[i], had)
+			}
+		}
+		return false
+	})
 }
 
 // A Plan is what a gateway must do and report.
@@ -138,8 +188,11 @@ func (g *Gateway) Plan() *Plan {
 	}
 	d.Peering = g.good
 	d.Status.Accepted = &g.good.spec
+	own := len(d.Faults)
 	d.Status.Nodes = g.assign(d)
 	g.connect(d)
+	g.claims(d)
+	slices.Sort(d.Faults[own:]) // another order would be another status
 	g.exportTo(d)
 	for i := range d.Status.Nodes {
 		d.Status.Nodes[i].Disputed = d.disputed[d.Status.Nodes[i].Name]

@@ -115,7 +115,7 @@ func TestBadPeering(t *testing.T) {
 
 // TestNodesAddressesStay: a change that takes addresses of Nodes, which agents refuse, replaces
 // nothing; another may, and so may this one once no Node has them. What runs is not judged by what
-// Nodes say later, and a gateway that starts takes what it finds.
+// Nodes say later, and a gateway that starts with nothing accepted takes nothing of theirs.
 func TestNodesAddressesStay(t *testing.T) {
 	const remap = "remap: 10.61.0.0/16"
 	taken := []string{remap, "remap: 172.18.0.0/16"}
@@ -134,10 +134,10 @@ func TestNodesAddressesStay(t *testing.T) {
 		{taken, func(g *Gateway) { clear(g.nodes) }, "", "172.18.0.0/16"},
 		{taken, func(g *Gateway) { g.good = nil }, // it starts again
 			"172.18.0.0/16 contains 172.18.0.1", "10.61.0.0/16"},
-		{taken, func(g *Gateway) { g.good, g.peering.Status.Accepted = nil, nil }, "", "172.18.0.0/16"},
+		{taken, func(g *Gateway) { g.good, g.peering.Status.Accepted = nil, nil }, "172.18.0.0/16 contains 172.18.0.1", ""},
 		{nil, func(g *Gateway) {
 			g.nodes["node2"].addresses = append(g.nodes["node2"].addresses, netip.MustParseAddr("10.61.3.4"))
-		}, "", "10.61.0.0/16"},
+		}, "Node node2: status.addresses[1]: 10.61.3.4 is in spec.remote.podCIDRs[0].remap of Peering milan", "10.61.0.0/16"},
 	} {
 		g := rome(t)
 		if c.change != nil {
@@ -147,9 +147,13 @@ func TestNodesAddressesStay(t *testing.T) {
 		p.Status = g.peering.Status
 		g.put(p)
 		d := g.Plan()
+		remap := ""
+		if d.Peering != nil {
+			remap = d.Peering.Remote[0].Remapped.String()
+		}
 		if got := strings.Join(d.Faults, "\n"); !strings.Contains(got, c.want) || (got == "") != (c.want == "") ||
-			d.Peering.Remote[0].Remapped.String() != c.remap {
-			t.Errorf("%q: %q, want %q; remap %v, want %s", c.with, got, c.want, d.Peering.Remote[0].Remapped, c.remap)
+			remap != c.remap {
+			t.Errorf("%q: %q, want %q; remap %v, want %s", c.with, got, c.want, remap, c.remap)
 		}
 	}
 }
@@ -399,7 +403,7 @@ func TestActive(t *testing.T) {
 	}
 	next := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node2", Pod: "gw-2",
 		Addresses: []netip.Addr{netip.MustParseAddr("10.244.2.9")}})
-	next.nodesKnown = true
+	next.nodesKnown, next.othersKnown = true, true
 	next.put(g.peering)
 	d := next.Plan()
 	if text(t, d.Status.Active) != `{"pod":"gw-2","node":"node2","addresses":["10.244.2.9"],"term":2}` || d.Ousted {
@@ -428,7 +432,7 @@ func TestActiveFirst(t *testing.T) {
 	addr := netip.MustParseAddr
 	g := NewGateway(Self{Name: "milan", Namespace: "culvert", Node: "node1", Pod: "gw-1",
 		Addresses: []netip.Addr{addr("fd00::9"), addr("10.244.1.9")}})
-	g.nodesKnown = true
+	g.nodesKnown, g.othersKnown = true, true
 	g.put(readIn(t))
 	if got := g.Plan().Status.Active.Addresses; !slices.Equal(got, []string{"10.244.1.9", "fd00::9"}) {
 		t.Errorf("%q", got)

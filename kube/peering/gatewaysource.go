@@ -113,6 +113,7 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks f
 	defer done()
 	s.loop.Run(awaiting, speaks, func() {
 		s.mu.Lock()
+		s.look()
 		plan, p, u := s.state.Plan(), s.state.good, s.u
 		s.mu.Unlock()
 		if p != nil {
@@ -121,11 +122,11 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks f
 			return
 		}
 		s.tell(plan)
-		if plan.Current != nil {
+		if len(plan.Faults) > 0 { // without one, it is not judged yet
 			plan.Status.Conditions = s.conditions(plan, kube.Check{}, "")
 			s.writeLater(u, plan)
 		}
-	}, s.ownPeering(), s.members())
+	}, append(s.others(), s.ownPeering(), s.members())...)
 	if s.begun == nil {
 		return nil, ctx.Err()
 	}
@@ -158,6 +159,28 @@ func (s *GatewaySource) members() kube.Set {
 	return w
 }
 
+// others follows what may have addresses that a change of the Peering would take.
+//
+// +checklocksignore: what it returns is called with mu held
+func (s *GatewaySource) others() []kube.Set {
+	return []kube.Set{
+		into(setOthers, s.self.Namespace, table[*Peering](s.state.others), s.state.readOther),
+		into(kindService, "", table[*clusterIPs](s.state.services), readService),
+	}
+}
+
+// look notes whether all that others follows is known. An older manifest does not allow all of it.
+//
+// +checklocks:s.mu
+func (s *GatewaySource) look() {
+	for _, set := range []string{setOthers, kindService} {
+		if !s.loop.Complete(set) && !s.loop.Causes.Refuses("list "+paths[set].Resource) {
+			return
+		}
+	}
+	s.state.othersKnown = true
+}
+
 // Run drives g, which was made from the result of Await, until ctx ends. It returns an error when
 // the Peering requires a change that only a new process can make.
 func (s *GatewaySource) Run(ctx context.Context, g Running) error {
@@ -187,11 +210,11 @@ func (s *GatewaySource) run(ctx context.Context, g Running) (err error) {
 //
 // +checklocksignore: what it returns is called with mu held
 func (s *GatewaySource) sets() (all []kube.Set, pods kube.Set) {
-	return []kube.Set{
+	return append([]kube.Set{
 		s.ownPeering(),
 		s.members(),
 		into(KindTunnelNode, s.nodes, table[*tunnelNode](s.state.tunnels), readTunnelNode),
-	}, into(kindPod, "", s.state.pods, readPod)
+	}, s.others()...), into(kindPod, "", s.state.pods, readPod)
 }
 
 // round applies changes and tells of them. It calls followPods, once, if the Peering asks for it.
@@ -201,7 +224,8 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 	if !speaks || s.self.Elected {
 		s.state.term = 0 // the election decides who is active, and Plan takes the next term
 	}
-	s.state.judge() // a Node may have given up what the Peering takes
+	s.look()
+	s.state.judge() // others may have given up what the Peering takes
 	want := append(s.services.needs(), KindPeering, kindNode, KindTunnelNode)
 	if p := s.state.good; p != nil && p.FollowPods {
 		want = append(want, kindPod)
@@ -210,7 +234,7 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 			followPods()
 		}
 	}
-	whole := s.loop.Complete(want...)
+	whole := s.state.othersKnown && s.loop.Complete(want...)
 	var plan *Plan
 	var u *unstructured.Unstructured
 	if whole {

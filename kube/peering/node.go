@@ -77,24 +77,35 @@ type NodePeer struct {
 func (n *Node) Plan() *NodePlan {
 	d := &NodePlan{Refused: map[string]string{}, Waiting: map[string]string{}}
 	maps.DeleteFunc(n.accepted, func(name string, _ *Peering) bool { return n.peerings[name] == nil })
-	var accepted []*Peering
-	for _, p := range n.inOrder() {
+	all, had := inOrder(n.peerings), map[string]*Peering{}
+	for _, p := range all {
+		if had[p.Metadata.Name] = n.accepted[p.Metadata.Name]; !n.knows(p) { // the agent has just started
+			had[p.Metadata.Name] = p.accepted()
+		}
+	}
+	for _, p := range all {
 		name := p.Metadata.Name
 		if p.Deleting {
 			continue
 		}
+		first := had[name].takes()
+		if !n.knows(p) { // what the spec does not say is the word of a gateway alone
+			first = slices.DeleteFunc(first, func(c netip.Prefix) bool { return !slices.Contains(p.takes(), c) })
+		}
+		takes := func(v *Peering) string {
+			return cmp.Or(taken(v, first, n.api, n.nodes, n.services), besides(v, p, all, had))
+		}
 		fault := p.Fault()
-		why := cmp.Or(fault, n.takes(p, accepted))
+		why := cmp.Or(fault, takes(p))
 		if why == "" {
 			n.accepted[name] = p
 		} else {
-			former, goesOn := n.former(p, accepted)
+			former, goesOn := p.former(had[name], takes)
 			if d.Refused[name] = why + goesOn; former == nil {
 				continue
 			}
 			p = former
 		}
-		accepted = append(accepted, p)
 		peer, missing := n.peer(p)
 		if missing != "" {
 			if why == "" {
@@ -108,24 +119,27 @@ func (n *Node) Plan() *NodePlan {
 	return d
 }
 
-// former returns what this node goes on with while it refuses a Peering: what the Peering said
-// before, but for remote CIDRs that something else has now. It is nil if nothing is left. goesOn
-// says so.
-func (n *Node) former(p *Peering, older []*Peering) (former *Peering, goesOn string) {
+// knows reports whether this node itself has accepted a version of a Peering.
+func (n *Node) knows(p *Peering) bool {
 	was := n.accepted[p.Metadata.Name]
-	if was == nil || was.Metadata.UID != p.Metadata.UID { // the agent has just started
-		if was = p.accepted(); was == nil {
-			return nil, ""
-		}
+	return was != nil && was.Metadata.UID == p.Metadata.UID
+}
+
+// former returns what a node goes on with while it refuses a Peering: what the Peering was before,
+// but for remote CIDRs that are not its own. It is nil if nothing is left. goesOn says so. takes
+// returns what a version takes of others.
+func (p *Peering) former(was *Peering, takes func(*Peering) string) (former *Peering, goesOn string) {
+	if was == nil {
+		return nil, ""
 	}
 	former = new(*was)
 	former.Status, former.Remote = p.Status, nil
-	if n.takes(former, older) != "" { // it has something that no CIDR of the peer can do without
+	if takes(former) != "" { // it has something that no CIDR of the peer can do without
 		return nil, ""
 	}
 	for _, r := range was.Remote {
 		one := *former
-		if one.Remote = []rules.RemoteCIDR{r}; n.takes(&one, older) == "" {
+		if one.Remote = []rules.RemoteCIDR{r}; takes(&one) == "" {
 			former.Remote = append(former.Remote, r)
 		}
 	}
@@ -136,11 +150,6 @@ func (n *Node) former(p *Peering, older []*Peering) (former *Peering, goesOn str
 		return former, "; meanwhile this node goes on with what the Peering said before"
 	}
 	return former, "; meanwhile this node goes on with the rest"
-}
-
-// takes returns which addresses or key of others a Peering would take; "" = none.
-func (n *Node) takes(p *Peering, older []*Peering) string {
-	return cmp.Or(taken(p, n.api, n.nodes, n.services), besides(p, older))
 }
 
 // pods returns addresses that a pod on this node and one elsewhere may have; invalid if the Nodes
@@ -160,11 +169,14 @@ func (n *Node) pods() (here, elsewhere netip.Addr) {
 	return here, elsewhere
 }
 
-// inOrder returns the Peerings, the oldest first.
-func (n *Node) inOrder() []*Peering {
-	return slices.SortedFunc(maps.Values(n.peerings), func(a, b *Peering) int {
-		return cmp.Or(a.Metadata.Created.Compare(b.Metadata.Created), strings.Compare(a.Metadata.Name, b.Metadata.Name))
-	})
+// age compares the ages of two Peerings; the older one comes first.
+func (p *Peering) age(o *Peering) int {
+	return cmp.Or(p.Metadata.Created.Compare(o.Metadata.Created), strings.Compare(p.Metadata.Name, o.Metadata.Name))
+}
+
+// inOrder returns Peerings, the oldest first.
+func inOrder(all map[string]*Peering) []*Peering {
+	return slices.SortedFunc(maps.Values(all), (*Peering).age)
 }
 
 // fields visits the CIDRs of a Peering that become addresses and routes of nodes, with their
@@ -180,8 +192,11 @@ func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
 	}
 }
 
-// takes returns all that fields visits.
+// takes returns all that fields visits; nothing for nil.
 func (p *Peering) takes() (all []netip.Prefix) {
+	if p == nil {
+		return nil
+	}
 	p.fields(func(_ string, c netip.Prefix) bool {
 		all = append(all, c)
 		return false
@@ -189,8 +204,10 @@ func (p *Peering) takes() (all []netip.Prefix) {
 	return all
 }
 
-// taken returns which of the cluster's own addresses a Peering would take; "" = none.
-func taken(p *Peering, api []netip.Addr, nodes map[string]*node, services map[string]*clusterIPs) (why string) {
+// taken returns which of the cluster's own addresses a Peering would take; "" = none. Those that
+// Nodes and Services claim in the CIDRs first are not their own: the Peering has had these before.
+func taken(p *Peering, first []netip.Prefix, api []netip.Addr, nodes map[string]*node,
+	services map[string]*clusterIPs) (why string) {
 	p.fields(func(field string, c netip.Prefix) bool {
 		of := func(a netip.Addr, format string, args ...any) {
 			if why == "" && c.Contains(a) {
@@ -199,6 +216,9 @@ func taken(p *Peering, api []netip.Addr, nodes map[string]*node, services map[st
 		}
 		for _, a := range api {
 			of(a, "an address of the API server")
+		}
+		if why == "" && within(first, c) {
+			return false
 		}
 		for _, name := range slices.Sorted(maps.Keys(nodes)) {
 			other := nodes[name]
@@ -211,15 +231,15 @@ func taken(p *Peering, api []netip.Addr, nodes map[string]*node, services map[st
 				}
 			}
 		}
-		first := ""
+		service := ""
 		for key, s := range services {
-			if slices.ContainsFunc(*s, c.Contains) && (first == "" || key < first) {
-				first = key
+			if slices.ContainsFunc(*s, c.Contains) && (service == "" || key < service) {
+				service = key
 			}
 		}
-		if first != "" {
-			at := *services[first]
-			of(at[slices.IndexFunc(at, c.Contains)], "the address of Service %s", first)
+		if service != "" {
+			at := *services[service]
+			of(at[slices.IndexFunc(at, c.Contains)], "the address of Service %s", service)
 		}
 		if why != "" {
 			why += another(field)
@@ -239,28 +259,73 @@ func another(field string) string {
 
 const internalField = "spec.internalCIDR"
 
-// besides returns what a Peering has in common with an older one; "" = nothing.
-func besides(p *Peering, older []*Peering) (why string) {
-	for _, o := range older {
-		if p.PublicKey != (wgkey.Key{}) && p.PublicKey == o.PublicKey {
-			return fmt.Sprintf("spec.publicKey: Peering %s has it too, and is older; give the key of this one's peer",
-				o.Metadata.Name)
+// besides returns what a Peering, or a former version of it, would take of others; "" = nothing.
+// now is its present version, and had says what each was when it was accepted last. Who has
+// something keeps it until it gives it up. What two Peerings have is the older one's, and so is
+// what neither has yet.
+func besides(p, now *Peering, others []*Peering, had map[string]*Peering) (why string) {
+	for _, o := range others {
+		if o.Metadata.Name == now.Metadata.Name || o.Deleting {
+			continue
 		}
-		p.fields(func(field string, c netip.Prefix) bool {
-			o.fields(func(theirs string, taken netip.Prefix) bool {
-				if c.Overlaps(taken) {
-					why = fmt.Sprintf("%s: %s overlaps %s of Peering %s (%s), which is older%s", field, c, theirs,
-						o.Metadata.Name, taken, another(field))
+		was := had[o.Metadata.Name]
+		// first says why something is the other one's; "" = it is not. mine and theirs report
+		// whether a version has it.
+		first := func(mine, theirs func(*Peering) bool) string {
+			a, b := standing(had[now.Metadata.Name], now, mine), standing(was, o, theirs)
+			switch {
+			case b > a:
+				return "had it first"
+			case b == a && o.age(now) < 0:
+				return "is older"
+			}
+			return ""
+		}
+		for _, v := range []*Peering{was, o} {
+			if v == nil || len(v.Faults) > 0 {
+				continue
+			}
+			key := func(v *Peering) bool { return v.PublicKey == p.PublicKey }
+			if p.PublicKey != (wgkey.Key{}) && key(v) {
+				if why := first(key, key); why != "" {
+					return fmt.Sprintf("spec.publicKey: Peering %s has it too, and %s; give the key of this one's peer",
+						o.Metadata.Name, why)
 				}
+			}
+			p.fields(func(field string, c netip.Prefix) bool {
+				v.fields(func(other string, taken netip.Prefix) bool {
+					if !c.Overlaps(taken) {
+						return false
+					}
+					has := func(c netip.Prefix) func(*Peering) bool {
+						return func(v *Peering) bool { return within(v.takes(), c) }
+					}
+					if is := first(has(c), has(taken)); is != "" {
+						why = fmt.Sprintf("%s: %s overlaps %s of Peering %s (%s), which %s%s", field, c, other,
+							o.Metadata.Name, taken, is, another(field))
+					}
+					return why != ""
+				})
 				return why != ""
 			})
-			return why != ""
-		})
-		if why != "" {
-			return why
+			if why != "" {
+				return why
+			}
 		}
 	}
 	return ""
+}
+
+// standing compares claims to something that Peerings would have: one has it and wants it (3), has
+// it (2), or wants it (1).
+func standing(was, now *Peering, has func(*Peering) bool) (n int) {
+	if was != nil && has(was) {
+		n = 2
+	}
+	if len(now.Faults) == 0 && has(now) {
+		n++
+	}
+	return n
 }
 
 // peer returns what this node needs for a Peering without faults, or what is missing.

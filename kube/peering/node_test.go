@@ -169,9 +169,9 @@ func TestNodeFault(t *testing.T) {
 	}
 }
 
-// TestNodeRefusal: of a Peering that works and that this node alone refuses, the node goes on with
-// what it had, without what the cluster itself has since, and is not ready. It takes nothing of a
-// Peering that it refuses from the beginning.
+// TestNodeRefusal: of a Peering that works and whose change this node refuses, the node goes on
+// with what it had, and is not ready. A Node that claims something of it later changes nothing. The
+// node takes nothing of a Peering that it refuses from the beginning.
 func TestNodeRefusal(t *testing.T) {
 	n := node2(t)
 	status := n.peerings["milan"].Status
@@ -193,7 +193,6 @@ func TestNodeRefusal(t *testing.T) {
 		with  []string
 		want  string
 		claim string // an address of a new Node
-		left  string
 	}{
 		{with: []string{pods, pods + ", {cidr: 172.18.0.0/28}"}, want: "spec.remote.podCIDRs[1].cidr: 172.18.0.0/28 contains " +
 			"172.18.0.1, an address of node node1; choose a remap that nothing uses" + before},
@@ -203,13 +202,11 @@ func TestNodeRefusal(t *testing.T) {
 		{with: []string{one, "{cidr: 192.0.2.0/24}"}, want: "an address of the API server; choose a remap that nothing uses" + before},
 		{with: []string{"10.80.0.0/24", "172.18.0.0/24"}, want: "spec.internalCIDR: 172.18.0.0/24 contains " +
 			"172.18.0.1, an address of node node1; choose a CIDR that nothing uses" + before},
-		{with: []string{one, "{cidr: 10.62.0.0/16}"}, want: "of Peering turin (10.62.0.0/16), which is older; choose a remap " +
+		{with: []string{one, "{cidr: 10.62.0.0/16}"}, want: "of Peering turin (10.62.0.0/16), which had it first; choose a remap " +
 			"that nothing uses" + before},
-		{claim: "10.61.3.4", want: "10.61.0.0/16 contains 10.61.3.4, an address of node node3; choose a remap " +
-			"that nothing uses" + rest, left: "[10.71.0.0/24]"},
-		{},
-		{claim: "10.80.0.9", want: "spec.internalCIDR: 10.80.0.0/24 contains 10.80.0.9, an address of node node3",
-			left: "[]"},
+		{claim: "10.61.3.4"},
+		{claim: "10.80.0.9"},
+		{claim: "10.61.3.4", with: []string{one, "{cidr: 10.96.0.0/16}"}, want: before},
 		{},
 	} {
 		if delete(n.nodes, "node3"); c.claim != "" {
@@ -219,12 +216,6 @@ func TestNodeRefusal(t *testing.T) {
 		want := slices.Clone(was)
 		for i := range want {
 			want[i].Behind = c.want != ""
-			if c.left != "" {
-				want[i].Routes.Remote = want[i].Routes.Remote[1:]
-			}
-		}
-		if c.left == "[]" {
-			want = nil
 		}
 		got := d.Refused["milan"]
 		if !strings.Contains(got, c.want) || (got == "") != (c.want == "") || !reflect.DeepEqual(d.Peers, want) {
@@ -238,6 +229,24 @@ func TestNodeRefusal(t *testing.T) {
 	if d := change("2", one, "{cidr: 10.96.0.0/16}"); len(d.Peers) > 0 || d.Refused["milan"] == "" ||
 		strings.Contains(d.Refused["milan"], "goes on") {
 		t.Errorf("made again: %+v", d)
+	}
+	n.nodes["node3"] = &node{addresses: []netip.Addr{netip.MustParseAddr("10.61.3.4")}}
+	status.Accepted = &readIn(t).spec
+	for _, c := range []struct {
+		with []string
+		left string
+		want string
+	}{
+		{nil, "[10.61.0.0/16 10.71.0.0/24]", ""},
+		// what the spec does not say any more is the gateway's word alone
+		{[]string{one, "{cidr: 10.96.0.0/16}"}, "[10.71.0.0/24]", rest},
+	} {
+		clear(n.accepted) // the agent starts
+		d := change("1", c.with...)
+		if len(d.Peers) != 1 || fmt.Sprint(d.Peers[0].Routes.Remote) != c.left ||
+			!strings.HasSuffix(d.Refused["milan"], c.want) || (d.Refused["milan"] == "") != (c.want == "") {
+			t.Errorf("%q after a start: %+v, want %s, %q", c.with, d, c.left, c.want)
+		}
 	}
 }
 

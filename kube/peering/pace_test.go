@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
 
@@ -48,29 +49,76 @@ type cluster struct {
 	config  atomic.Pointer[config.Config] // of the gateway
 	refuses atomic.Bool                   // configurations
 	refused atomic.Int64
-	prunes  atomic.Bool // status.accepted, as an API server with an older CRD does
+	prunes  atomic.Bool  // status.accepted, as an API server with an older CRD does
+	hides   atomic.Value // the error with which a list of all Peerings is refused; "": none
 	trouble atomic.Value
 	stop    func() // ends the gateway
 }
 
 func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
-	return resource{c.FakeDynamicClient.Resource(r), &c.prunes}
+	return resource{c.FakeDynamicClient.Resource(r), c, r}
 }
 
-// A resource decodes what is written, as an API server does; the simulated one keeps it as it
-// comes.
+// A resource decodes what is written and selects by name, as an API server does; the simulated one
+// keeps all as it comes.
 type resource struct {
 	dynamic.NamespaceableResourceInterface
-	prunes *atomic.Bool
+	in *cluster
+	is schema.GroupVersionResource
 }
 
 type objectsIn struct {
 	dynamic.ResourceInterface
-	prunes *atomic.Bool
+	in *cluster
+	is schema.GroupVersionResource
 }
 
 func (r resource) Namespace(name string) dynamic.ResourceInterface {
-	return objectsIn{r.NamespaceableResourceInterface.Namespace(name), r.prunes}
+	return objectsIn{r.NamespaceableResourceInterface.Namespace(name), r.in, r.is}
+}
+
+func (o objectsIn) List(ctx context.Context, opts metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	if hidden := o.in.hides.Load(); o.is == paths[KindPeering] && opts.FieldSelector == "" && hidden != nil {
+		return nil, hidden.(error)
+	}
+	all, err := o.ResourceInterface.List(ctx, opts)
+	if name, one := strings.CutPrefix(opts.FieldSelector, "metadata.name="); one && err == nil {
+		all.Items = slices.DeleteFunc(all.Items, func(u unstructured.Unstructured) bool { return u.GetName() != name })
+	}
+	return all, err
+}
+
+func (o objectsIn) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	all, err := o.ResourceInterface.Watch(ctx, opts)
+	name, one := strings.CutPrefix(opts.FieldSelector, "metadata.name=")
+	if !one || err != nil {
+		return all, err
+	}
+	events := make(chan watch.Event)
+	w := watch.NewProxyWatcher(events)
+	go func() {
+		defer close(events)
+		defer all.Stop()
+		for {
+			select {
+			case <-w.StopChan():
+				return
+			case e, ok := <-all.ResultChan():
+				if u, is := e.Object.(*unstructured.Unstructured); is && u.GetName() != name {
+					continue
+				}
+				if !ok {
+					return
+				}
+				select {
+				case <-w.StopChan():
+					return
+				case events <- e:
+				}
+			}
+		}
+	}()
+	return w, nil
 }
 
 func decoded(u *unstructured.Unstructured) *unstructured.Unstructured {
@@ -97,7 +145,7 @@ func (o objectsIn) Update(ctx context.Context, u *unstructured.Unstructured, opt
 
 func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructured, opts metav1.UpdateOptions) (
 	*unstructured.Unstructured, error) {
-	if u = decoded(u); o.prunes.Load() {
+	if u = decoded(u); o.in.prunes.Load() {
 		unstructured.RemoveNestedField(u.Object, "status", "accepted")
 	}
 	return o.ResourceInterface.UpdateStatus(ctx, u, opts)
@@ -282,43 +330,45 @@ func (c *cluster) runAgain() (runs bool) {
 	return err == nil && s.Ready()
 }
 
+// remap changes how the Peering sees the peer's pods, and waits until the gateway has done
+// something about it.
+func (c *cluster) remap(to string) {
+	c.t.Helper()
+	u := c.peering().DeepCopy()
+	u.SetGeneration(u.GetGeneration() + 1)
+	need.NoError(c.t, unstructured.SetNestedSlice(u.Object, []any{map[string]any{"cidr": "10.244.0.0/16",
+		"remap": to}}, "spec", "remote", "podCIDRs"))
+	c.update(KindPeering, u)
+	time.Sleep(2 * time.Second)
+	synctest.Wait()
+}
+
 // TestRestartWithFault: a gateway that starts while its Peering has a fault goes on with what the
 // one before had, and takes the next Peering without one. A Peering that never was right has no
 // gateway, and an API server that keeps no accepted spec is not asked to all the time.
 func TestRestartWithFault(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		defer func() { c.stop() }()
-		generation := int64(3)
-		remap := func(to string) {
-			u := c.peering().DeepCopy()
-			generation++
-			u.SetGeneration(generation)
-			need.NoError(t, unstructured.SetNestedSlice(u.Object, []any{map[string]any{"cidr": "10.244.0.0/16",
-				"remap": to}}, "spec", "remote", "podCIDRs"))
-			c.update(KindPeering, u)
-			time.Sleep(2 * time.Second)
-			synctest.Wait()
-		}
 		const fault = "spec.remote.podCIDRs[0].remap: 10.80.0.0/16 overlaps spec.internalCIDR"
 		check := func(after, remap, fault string) {
 			t.Helper()
 			has, said := c.config.Load(), c.condition(Accepted)
 			if has == nil || has.Remote[0].Remapped.String() != remap || len(has.Geneve.Nodes) != 2 ||
 				!strings.HasPrefix(said.Message, fault) || (said.Status == "True") != (fault == "") ||
-				said.Observed != generation || c.condition(NodesReady).Status != "True" {
+				said.Observed != c.peering().GetGeneration() || c.condition(NodesReady).Status != "True" {
 				t.Errorf("%s: %+v, %s", after, has, text(t, c.status()))
 			}
 		}
-		remap("10.80.0.0/16")
+		c.remap("10.80.0.0/16")
 		check("a wrong change", "10.61.0.0/16", fault)
 		if !c.runAgain() {
 			t.Error("a gateway that starts then does not become ready")
 		}
 		check("a start", "10.61.0.0/16", fault)
-		remap("10.62.0.0/16")
+		c.remap("10.62.0.0/16")
 		check("a right change", "10.62.0.0/16", "")
 		c.stop()
-		remap("10.80.0.0/16")
+		c.remap("10.80.0.0/16")
 		c.runAgain()
 		check("a wrong change without a gateway, and a start", "10.62.0.0/16", fault)
 
@@ -330,7 +380,7 @@ func TestRestartWithFault(t *testing.T) {
 			t.Error("a Peering that never was right has a gateway")
 		}
 		c.prunes.Store(true)
-		remap("10.61.0.0/16")
+		c.remap("10.61.0.0/16")
 		c.runAgain()
 		c.written()
 		time.Sleep(time.Minute)
@@ -338,7 +388,7 @@ func TestRestartWithFault(t *testing.T) {
 			t.Errorf("%d writes in a minute to an API server that keeps no accepted spec", n)
 		}
 		c.prunes.Store(false) // its CRD is a newer one now
-		remap("10.80.0.0/16")
+		c.remap("10.80.0.0/16")
 		if a := c.status().Accepted; a == nil || a.Remote.PodCIDRs[0].Remap != "10.61.0.0/16" {
 			t.Errorf("with the newer CRD, the accepted spec is %+v", a)
 		}

@@ -55,7 +55,7 @@ func (m *model) watched() (*GatewaySource, map[string]kube.Sink) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	s := NewGatewaySource(nil, rome(m.t).self, NodeNamespace, logrus.NewEntry(log))
-	s.state.exportsKnown, s.state.nodesKnown = true, true
+	s.state.exportsKnown, s.state.nodesKnown, s.state.othersKnown = true, true, true
 	for n := 1; n <= 4; n++ {
 		s.state.slices.wanted[service.Name{Namespace: "shop", Name: fmt.Sprint("web", n)}] = true
 	}

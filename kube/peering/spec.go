@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -155,10 +154,10 @@ func ReadPeering(o *objects.Object) *Peering {
 	return p
 }
 
-// accepted returns the Peering as its gateway has it according to the status; nil if it has no
-// other than the present one, or the status does not say.
+// accepted returns the Peering as its gateway has it according to the status; nil if the status
+// does not say.
 func (p *Peering) accepted() *Peering {
-	if p.Status.Accepted == nil || reflect.DeepEqual(*p.Status.Accepted, p.spec) {
+	if p.Status.Accepted == nil {
 		return nil
 	}
 	a := &Peering{Metadata: p.Metadata, Generation: p.Generation, Status: p.Status, spec: *p.Status.Accepted}
