@@ -350,13 +350,55 @@ func nth(p netip.Prefix, n uint32) netip.Addr {
 // connect configures the gateway's ends of the tunnels. A node is connected only once the API
 // server has its assignment, so that no other gateway or agent uses a different one.
 func (g *Gateway) connect(d *Plan) {
-	p := g.good
 	stored := map[string]Assigned{}
 	for _, a := range g.peering.Status.Nodes {
 		stored[a.Name] = a
 	}
 	pods := g.podsOf(d)
 	g.hold()
+	g.disputes(d)
+	assigned := make(map[string]bool, len(d.Status.Nodes))
+	for _, a := range d.Status.Nodes {
+		assigned[a.Name] = true
+		if rules.ReservedName(a.Name) {
+			d.fault(kindNode+" "+a.Name, "metadata.name: %q is a name of the gateway's own", a.Name)
+			d.lacks(a.Name, "its name is one of the gateway's own")
+			continue
+		}
+		if stored[a.Name] != a {
+			d.lacks(a.Name, "its assignment is being written")
+			continue
+		}
+		underlay, missing, fault := g.way(a.Name)
+		if fault != "" {
+			d.fault(KindTunnelNode+" "+a.Name, "%s", fault)
+			missing = KindTunnelNode + ": " + fault
+		}
+		if missing != "" {
+			d.lacks(a.Name, missing)
+		}
+		address, err := netip.ParseAddr(a.Address)
+		if !underlay.IsValid() || err != nil { // there is no error: assign has made it
+			continue
+		}
+		d.Nodes = append(d.Nodes, config.Node{
+			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address),
+			PodCIDRs: pods[a.Name],
+		})
+	}
+	for name := range g.nodes {
+		if !assigned[name] {
+			d.lacks(name, "spec.internalCIDR has no address left")
+		}
+	}
+	slices.Sort(d.Unready)
+	if g.good.PublicKey == (wgkey.Key{}) {
+		d.Waiting = append(d.Waiting, "the peer's key: spec.publicKey")
+	}
+}
+
+// disputes records which nodes list an address that another one had first.
+func (g *Gateway) disputes(d *Plan) {
 	for name, n := range g.nodes {
 		for i, a := range n.addresses {
 			// nodes may share others, such as an ExternalIP
@@ -366,82 +408,41 @@ func (g *Gateway) connect(d *Plan) {
 			}
 		}
 	}
-	assigned := make(map[string]bool, len(d.Status.Nodes))
-	for _, a := range d.Status.Nodes {
-		assigned[a.Name] = true
-		t := g.tunnels[a.Name]
-		unready := func(format string, args ...any) {
-			d.lacks(a.Name, fmt.Sprintf(format, args...))
-		}
-		if rules.ReservedName(a.Name) {
-			d.fault(kindNode+" "+a.Name, "metadata.name: %q is a name of the gateway's own", a.Name)
-			unready("its name is one of the gateway's own")
-			continue
-		}
-		if stored[a.Name] != a {
-			unready("its assignment is being written")
-			continue
-		}
-		if t == nil {
-			unready("its agent has not told its address: is culvert node --kube running there?")
-			continue
-		}
-		if t.fault != "" {
-			d.fault(KindTunnelNode+" "+a.Name, "%s", t.fault)
-			unready("TunnelNode: %s", t.fault)
-			continue
-		}
-		underlay, other, field := t.remote, t.local, "spec.remote"
-		if a.Name == g.self.Node {
-			underlay, other, field = t.local, t.remote, "spec.local"
-		}
-		missing := !underlay.IsValid()
-		if missing {
-			unready("TunnelNode: no %s yet", field)
-			if !other.IsValid() {
-				continue
-			}
-			// An agent reports the address that the active gateway needs, which may be on another
-			// node than this one. Without the node, a standby would refuse the connections that it
-			// must take over.
-			underlay = other
-		}
-		if other := g.otherOwner(a.Name, underlay); other != "" {
-			d.fault(KindTunnelNode+" "+a.Name, "%s: %s is of node %s", field, underlay, other)
-			unready("TunnelNode: %s is of node %s", underlay, other)
-			continue
-		}
-		if !g.self.sends(underlay) { // the whole configuration would be refused because of it
-			d.fault(KindTunnelNode+" "+a.Name, "%s: the gateway's pod has no address of the family of %s",
-				field, underlay)
-			unready("TunnelNode: the gateway's pod has no address of the family of %s", underlay)
-			continue
-		}
-		address, err := netip.ParseAddr(a.Address)
-		if err != nil {
-			continue // unreachable: assign has made it
-		}
-		d.Nodes = append(d.Nodes, config.Node{
-			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address),
-			PodCIDRs: pods[a.Name],
-		})
-		if !missing && !t.ready[g.self.Name] {
-			why := t.messages[g.self.Name]
-			if why == "" {
-				why = "its agent has not connected it yet"
-			}
-			unready("%s", why)
+}
+
+// way returns the address at which the gateway reaches a node's agent, invalid if there is none.
+// missing says why no packets pass, fault what is wrong with the TunnelNode instead.
+func (g *Gateway) way(name string) (underlay netip.Addr, missing, fault string) {
+	t := g.tunnels[name]
+	switch {
+	case t == nil:
+		return underlay, "its agent has not told its address: is culvert node --kube running there?", ""
+	case t.fault != "":
+		return underlay, "", t.fault
+	case !t.ready[g.self.Name]:
+		missing = cmp.Or(t.messages[g.self.Name], "its agent has not connected it yet")
+	}
+	underlay, other, field := t.remote, t.local, "spec.remote"
+	if name == g.self.Node {
+		underlay, other, field = t.local, t.remote, "spec.local"
+	}
+	if !underlay.IsValid() {
+		// An agent reports the address that the active gateway needs, which may be on another node
+		// than this one. Without the node, a standby would refuse the connections that it must take
+		// over.
+		missing = KindTunnelNode + ": no " + field + " yet"
+		if underlay = other; !other.IsValid() {
+			return underlay, missing, ""
 		}
 	}
-	for name := range g.nodes {
-		if !assigned[name] {
-			d.lacks(name, "spec.internalCIDR has no address left")
-		}
+	if has := g.otherOwner(name, underlay); has != "" {
+		return netip.Addr{}, "", fmt.Sprintf("%s: %s is of node %s", field, underlay, has)
 	}
-	slices.Sort(d.Unready)
-	if p.PublicKey == (wgkey.Key{}) {
-		d.Waiting = append(d.Waiting, "the peer's key: spec.publicKey")
+	if !g.self.sends(underlay) { // the whole configuration would be refused because of it
+		return netip.Addr{}, "", fmt.Sprintf("%s: the gateway's pod has no address of the family of %s", field,
+			underlay)
 	}
+	return underlay, missing, ""
 }
 
 // otherOwner returns another node to which an address belongs according to its Node; "" = none.

@@ -231,11 +231,11 @@ func TestNodesThatAreNotReady(t *testing.T) {
 		{"no local address", "node node1: TunnelNode: no spec.local yet", "", func(g *Gateway) {
 			g.tunnels["node1"] = tunnelObject(t, 1, "local: 10.244.1.1, ", "")
 		}, 2},
-		{"another node's address", "node node2: TunnelNode: 172.18.0.1 is of node node1",
+		{"another node's address", "node node2: TunnelNode: spec.remote: 172.18.0.1 is of node node1",
 			"TunnelNode node2: spec.remote: 172.18.0.1 is of node node1", func(g *Gateway) {
 				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "172.18.0.1")
 			}, 1},
-		{"another node's pod", "node node2: TunnelNode: 10.244.1.7 is of node node1", "TunnelNode node2: spec.remote",
+		{"another node's pod", "node node2: TunnelNode: spec.remote: 10.244.1.7 is of node node1", "TunnelNode node2: spec.remote",
 			func(g *Gateway) {
 				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "10.244.1.7")
 			}, 1},
@@ -243,11 +243,11 @@ func TestNodesThatAreNotReady(t *testing.T) {
 			func(g *Gateway) {
 				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", "224.0.0.1")
 			}, 1},
-		{"another family", "node node2: TunnelNode: the gateway's pod has no address of the family of 2001:db8::2",
+		{"another family", "node node2: TunnelNode: spec.remote: the gateway's pod has no address of the family of 2001:db8::2",
 			"TunnelNode node2: spec.remote: the gateway's pod has no", func(g *Gateway) {
 				g.tunnels["node2"] = tunnelObject(t, 2, "172.18.0.2", `"2001:db8::2"`)
 			}, 1},
-		{"a younger node's address", "node node1: TunnelNode: 172.18.0.2 is of node node2",
+		{"a younger node's address", "node node1: TunnelNode: spec.local: 172.18.0.2 is of node node2",
 			"TunnelNode node1: spec.local: 172.18.0.2 is of node node2", func(g *Gateway) {
 				g.nodes["node1"].addresses = append(g.nodes["node1"].addresses, g.nodes["node2"].addresses...)
 				g.nodes["node1"].meta.Created, g.nodes["node2"].meta.Created = start, start.Add(time.Hour)
