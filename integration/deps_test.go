@@ -188,10 +188,12 @@ var importRules = []importRule{
 	{"integration/lab/reference", []string{"culvert/gateway/config", "culvert/integration/lab/netns",
 		"culvert/integration/lab/plan", wireguard, "github.com/vishvananda/netlink", "golang.org/x/sys/unix"}, "one gateway in one namespace"},
 	{"integration/lab/step", nil, "errors and times, whatever a check does"},
-	{"kube", []string{"culvert/gateway/config", "culvert/geneve", "culvert/nat", "k8s.io/apimachinery",
-		"k8s.io/client-go", "k8s.io/klog/v2", "github.com/sirupsen/logrus",
-		"golang.org/x/time/rate", "sigs.k8s.io/json"},
-		"Kubernetes stops here; Liqo is no dependency"},
+	{"kube/liqo", []string{"culvert/gateway/config", "culvert/geneve", "culvert/kube", "culvert/nat",
+		"k8s.io/apimachinery", "k8s.io/client-go", "github.com/sirupsen/logrus", "sigs.k8s.io/json"},
+		"what a gateway under Liqo has is a value; Liqo is no dependency"},
+	{"kube", []string{"culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog/v2",
+		"github.com/sirupsen/logrus", "golang.org/x/time/rate"},
+		"Kubernetes stops here, whatever is made of its objects"},
 }
 
 // exact lists import paths that are allowed without the packages below them.

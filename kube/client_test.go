@@ -48,7 +48,7 @@ func clientOf(t *testing.T, answer func(method, path string, body []byte) (int, 
 	t.Cleanup(api.Close)
 	client, err := NewClient(&rest.Config{Host: api.URL})
 	need.NoError(t, err)
-	return client.Resource(gvr(KindRoute)).Namespace("liqo")
+	return client.Resource(objects.LiqoResource("RouteConfiguration")).Namespace("liqo")
 }
 
 // An object that is written back differs from the one that was read only where it was changed.
@@ -101,7 +101,7 @@ func TestSpecsKeepTheirText(t *testing.T) {
 	client := clientOf(t, func(string, string, []byte) (int, string) { return http.StatusOK, answer })
 	requireSpec := func(u any) {
 		t.Helper()
-		o := objects.Of(KindRoute, u.(*unstructured.Unstructured))
+		o := objects.Of("RouteConfiguration", u.(*unstructured.Unstructured))
 		var got, want map[string]any
 		need.NoError(t, json.Unmarshal([]byte(storedText), &want))
 		if err := json.Unmarshal(o.Spec, &got); err != nil || !reflect.DeepEqual(got, want["spec"]) ||
@@ -199,7 +199,7 @@ func TestListsInParts(t *testing.T) {
 		l := NewLoop(client, new(sync.Mutex), Reporter{}, logrus.NewEntry(log))
 		ctx, cancel := context.WithCancel(t.Context())
 		var got []string
-		l.Follow(ctx, Set{Resource: gvr(KindRoute), Large: trims, Listed: cancel,
+		l.Follow(ctx, Set{Resource: objects.LiqoResource("RouteConfiguration"), Large: trims, Listed: cancel,
 			Read: func(u *unstructured.Unstructured) func(string) {
 				if u.Object["spec"] == nil {
 					t.Errorf("trims %t: %v", trims, u)

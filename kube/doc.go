@@ -1,15 +1,8 @@
-// Package kube lets a gateway replace Liqo's: it derives the gateway's configuration and rules from
-// the resources of Liqo's controllers, and reports back through conditions, Events and the
-// Connection.
+// Package kube follows a cluster, for whatever is made of its objects.
 //
-//	API server ─ watches ─► Object ─► State ─► Changes ─► Gateway
-//	     ▲                              │
-//	     └──────────── Source ◄─────────┴─ Verdicts, Events
+//	API server ─ watches ─► Loop ─► Sets ─► rounds ─► Teller ─► Events, status
 //
-// A State is the pure half. It holds the resources for one gateway and derives from them: the rules
-// of each FirewallConfiguration and RouteConfiguration, under the resource's own key, and the Site,
-// which is everything else. It uses no clock, and the order of the resources does not matter. An
-// invalid resource is left out as a whole and its invalid fields are reported; all others apply.
-//
-// Liqo is not a dependency. The package has its own types, with only the fields that it uses.
+// A Loop keeps Sets of objects and begins rounds, in which its owner derives and applies what they
+// ask for. A Teller says what is wrong with objects, in the log and by Events. Causes logs why
+// requests fail.
 package kube

@@ -23,6 +23,7 @@ import (
 	"culvert/gateway/monitor"
 	"culvert/kube"
 	"culvert/kube/election"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -49,7 +50,7 @@ func (g liqoGateway) Speaks() bool { return g.Role().Speaks() }
 
 // liqoSource adapts a source of resources for the gateway's status.
 type liqoSource struct {
-	*kube.Source
+	*liqo.Source
 	name string
 }
 
@@ -77,13 +78,13 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	if err != nil {
 		return err
 	}
-	g, err := gateway.New(new(kube.Site).Config(l.base), setLimits(0), log)
+	g, err := gateway.New(new(liqo.Site).Config(l.base), setLimits(0), log)
 	if err != nil {
 		return err
 	}
 	name := l.namespace + "/" + l.name
-	source := kube.NewSource(client, kube.Identity{
-		Self: kube.Self{
+	source := liqo.NewSource(client, liqo.Identity{
+		Self: liqo.Self{
 			Name: l.name, Namespace: l.namespace, Remote: l.base.Peer, Node: l.node, Server: l.server(),
 			MTU:         int(l.base.MTU),
 			KeepUnknown: l.keepUnknown,
@@ -114,7 +115,7 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 }
 
 // elect returns the election among the replicas of a gateway under Liqo; nil if it has none.
-func (l *liqo) elect(client dynamic.Interface, log *logrus.Entry) *electing {
+func (l *liqoArgs) elect(client dynamic.Interface, log *logrus.Entry) *electing {
 	mode, kind := "client", "GatewayClient"
 	if l.server() {
 		mode, kind = "server", "GatewayServer"

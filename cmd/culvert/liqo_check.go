@@ -21,6 +21,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/kube"
 	"culvert/kube/check"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 	"culvert/kube/template"
 )
@@ -106,10 +107,10 @@ var gatewayResources = []struct {
 	kind, labels string
 	own          bool
 }{
-	{kube.KindFirewall, "networking.liqo.io/firewall-category=gateway", false},
-	{kube.KindRoute, "networking.liqo.io/route-category=gateway", false},
-	{kube.KindNode, "", false},
-	{kube.KindFabric, "", true}, {kube.KindTunnel, "", true}, {kube.KindPublicKey, "", true},
+	{liqo.KindFirewall, "networking.liqo.io/firewall-category=gateway", false},
+	{liqo.KindRoute, "networking.liqo.io/route-category=gateway", false},
+	{liqo.KindNode, "", false},
+	{liqo.KindFabric, "", true}, {liqo.KindTunnel, "", true}, {liqo.KindPublicKey, "", true},
 }
 
 func (r *liqoReader) read(namespace, name, templates string) (*check.Cluster, error) {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"culvert/cmd/internal/cli"
-	"culvert/kube"
 	"culvert/kube/check"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 )
 
@@ -38,9 +38,9 @@ func checkNodes(ctx context.Context, o *operator, w io.Writer) error {
 		return err
 	}
 	r := &liqoReader{ctx: ctx, client: client}
-	c := &check.Nodes{Nodes: r.list(objects.LiqoResource(kube.KindNode), "", ""),
-		Fabrics: r.list(objects.LiqoResource(kube.KindFabric), "", ""),
-		Tunnels: r.list(objects.LiqoResource(kube.KindTunnel), "", "")}
+	c := &check.Nodes{Nodes: r.list(objects.LiqoResource(liqo.KindNode), "", ""),
+		Fabrics: r.list(objects.LiqoResource(liqo.KindFabric), "", ""),
+		Tunnels: r.list(objects.LiqoResource(liqo.KindTunnel), "", "")}
 	pods := func(labels string) (all []check.Pod) {
 		for _, p := range r.list(objects.Pods, "", labels) {
 			all = append(all, check.PodOf(p))

@@ -71,8 +71,8 @@ func addLiqoFlags(set *pflag.FlagSet) *liqoFlags {
 	return l
 }
 
-// liqo is the parsed form of the flags.
-type liqo struct {
+// liqoArgs are the parsed form of the flags.
+type liqoArgs struct {
 	base                            *config.Config
 	name, namespace, uid, node, pod string
 	keepUnknown, pings              bool
@@ -83,7 +83,7 @@ type liqo struct {
 }
 
 // read parses the flags, or returns all faults.
-func (l *liqoFlags) read() (*liqo, error) {
+func (l *liqoFlags) read() (*liqoArgs, error) {
 	e := new(configfile.Errors)
 	get := func(name string) string { return *l.text[name] }
 	scalar := func(name string) (path string, s configfile.Scalar) { return "--" + name, configfile.Scalar(get(name)) }
@@ -103,7 +103,7 @@ func (l *liqoFlags) read() (*liqo, error) {
 		Peer: get("remote-cluster-id"), State: get("state"), Control: config.ControlAuto, Liqo: true,
 		Log: config.Log{Level: "info", Format: "text"},
 	}
-	out := &liqo{
+	out := &liqoArgs{
 		base: c, name: get("name"), namespace: get("namespace"), uid: get("gateway-uid"), node: get("node-name"),
 		pod:        get("pod-name"),
 		kubeconfig: get("kubeconfig"),
@@ -190,10 +190,10 @@ func (l *liqoFlags) read() (*liqo, error) {
 	return out, e.Err()
 }
 
-func (out *liqo) server() bool { return out.base.WireGuard.Role == config.Server }
+func (out *liqoArgs) server() bool { return out.base.WireGuard.Role == config.Server }
 
 // port parses a port, or the first of a list.
-func (out *liqo) port(e *configfile.Errors, l *liqoFlags, one, many string, def int) int {
+func (out *liqoArgs) port(e *configfile.Errors, l *liqoFlags, one, many string, def int) int {
 	text, list := *l.text[one], *l.text[many]
 	if text != "" && list != "" {
 		e.Add("--"+many, "not together with --%s; give only one of them", one)

@@ -24,7 +24,7 @@ func keysDir(t *testing.T) string {
 }
 
 // readLiqo reads flags, those that are needed and more; one that is given again wins.
-func readLiqo(t *testing.T, more ...string) (*liqo, error) {
+func readLiqo(t *testing.T, more ...string) (*liqoArgs, error) {
 	t.Helper()
 	set := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	l := addLiqoFlags(set)
@@ -37,9 +37,9 @@ func readLiqo(t *testing.T, more ...string) (*liqo, error) {
 func TestLiqoFlags(t *testing.T) {
 	for _, tt := range []struct {
 		flags string
-		check func(*liqo) bool
+		check func(*liqoArgs) bool
 	}{
-		{"", func(l *liqo) bool {
+		{"", func(l *liqoArgs) bool {
 			c := l.base
 			return c.WireGuard.ListenPort == 51840 && c.WireGuard.Endpoint == "" && c.WireGuard.Role == config.Server &&
 				c.Geneve.ListenPort == 6091 &&
@@ -47,44 +47,46 @@ func TestLiqoFlags(t *testing.T) {
 				l.refresh == 10*time.Second &&
 				c.Peer == "milan" && !l.keepUnknown && l.pings && l.notes == nil
 		}},
-		{"--mode=client --endpoint-address=192.0.2.7", func(l *liqo) bool {
+		{"--mode=client --endpoint-address=192.0.2.7", func(l *liqoArgs) bool {
 			return l.base.WireGuard.Role == config.Client && l.base.WireGuard.ListenPort == 0 &&
 				l.base.WireGuard.Endpoint == "192.0.2.7:51840"
 		}},
-		{"--mode=client --endpoint-address=milan.example --endpoint-port=30000 --listen-port=7", func(l *liqo) bool {
-			return l.base.WireGuard.Endpoint == "milan.example:30000" && l.base.WireGuard.ListenPort == 7
+		{"--mode=client --endpoint-address=milan.ex --endpoint-port=30000 --listen-port=7", func(l *liqoArgs) bool {
+			return l.base.WireGuard.Endpoint == "milan.ex:30000" && l.base.WireGuard.ListenPort == 7
 		}},
-		{"--listen-ports=51840", func(l *liqo) bool { return l.base.WireGuard.ListenPort == 51840 && l.notes == nil }},
-		{"--listen-ports=51850,51851", func(l *liqo) bool {
+		{"--listen-ports=51840", func(l *liqoArgs) bool {
+			return l.base.WireGuard.ListenPort == 51840 && l.notes == nil
+		}},
+		{"--listen-ports=51850,51851", func(l *liqoArgs) bool {
 			return l.base.WireGuard.ListenPort == 51850 && slices.Equal(l.notes,
 				[]string{"--listen-ports: of 51850,51851, 51850 alone is used"})
 		}},
-		{"--mode=client --endpoint-address=192.0.2.7 --endpoint-ports=30000,30001", func(l *liqo) bool {
+		{"--mode=client --endpoint-address=192.0.2.7 --endpoint-ports=30000,30001", func(l *liqoArgs) bool {
 			return l.base.WireGuard.Endpoint == "192.0.2.7:30000" && len(l.notes) == 1
 		}},
-		{"--mtu=1400 --geneve-port=7000", func(l *liqo) bool {
+		{"--mtu=1400 --geneve-port=7000", func(l *liqoArgs) bool {
 			return l.base.MTU == 1400 && l.base.Geneve.ListenPort == 7000
 		}},
-		{"--ping-enabled=false --ping-interval=junk", func(l *liqo) bool {
+		{"--ping-enabled=false --ping-interval=junk", func(l *liqoArgs) bool {
 			return !l.pings && l.base.ConnectionCheck.Interval == 0
 		}},
-		{"--ping-interval=1s --ping-loss-threshold=3 --ping-port=9", func(l *liqo) bool {
+		{"--ping-interval=1s --ping-loss-threshold=3 --ping-port=9", func(l *liqoArgs) bool {
 			return l.base.ConnectionCheck == config.ConnectionCheck{Port: 9, Interval: time.Second, Threshold: 3}
 		}},
-		{"--metrics-address=:8084 --health-probe-bind-address=:8085", func(l *liqo) bool {
+		{"--metrics-address=:8084 --health-probe-bind-address=:8085", func(l *liqoArgs) bool {
 			return l.base.Metrics == ":8084" && l.base.Health == ":8085"
 		}},
-		{"--metrics-address=:8084 --health-probe-bind-address=:8084", func(l *liqo) bool {
+		{"--metrics-address=:8084 --health-probe-bind-address=:8084", func(l *liqoArgs) bool {
 			return l.base.Metrics == ":8084" && l.base.Health == ""
 		}},
-		{"", func(l *liqo) bool {
+		{"", func(l *liqoArgs) bool {
 			return !l.base.Elected && l.election == electionTimes{15 * time.Second, 10 * time.Second, 2 * time.Second}
 		}},
 		{"--leader-election --pod-name=gw-0 --leader-election-lease-duration=5s --leader-election-renew-deadline=3s --leader-election-retry-period=500ms",
-			func(l *liqo) bool {
+			func(l *liqoArgs) bool {
 				return l.base.Elected && l.election == electionTimes{5 * time.Second, 3 * time.Second, time.Second / 2}
 			}},
-		{"--unknown-source=keep", func(l *liqo) bool { return l.keepUnknown }},
+		{"--unknown-source=keep", func(l *liqoArgs) bool { return l.keepUnknown }},
 	} {
 		l, err := readLiqo(t, strings.Fields(tt.flags)...)
 		if err != nil || !tt.check(l) {

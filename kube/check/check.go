@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"culvert/kube"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 	"culvert/kube/template"
 	"culvert/nat/rules"
@@ -73,7 +73,7 @@ type checker struct {
 	*Cluster
 	Report
 	end  end
-	self kube.Self
+	self liqo.Self
 	ours bool           // the gateway has culvert's template already
 	made map[string]any // what Liqo's operator would make of the template
 }
@@ -284,7 +284,7 @@ func (k *checker) links(g template.Gateway) {
 
 // resources tries all resources for gateways. Invalid ones are left out as a whole.
 func (k *checker) resources() {
-	s := kube.NewState(k.self)
+	s := liqo.NewState(k.self)
 	for _, o := range k.Resources {
 		s.Put(o)
 	}
@@ -294,7 +294,7 @@ func (k *checker) resources() {
 	for _, key := range slices.SortedFunc(maps.Keys(faults),
 		func(a, b rules.Key) int { return strings.Compare(a.String(), b.String()) }) {
 		// A gateway without a key waits for one.
-		k.Findings = append(k.Findings, Finding{key.Kind != kube.KindPublicKey, fmt.Sprintf("%s would be left out: %s",
+		k.Findings = append(k.Findings, Finding{key.Kind != liqo.KindPublicKey, fmt.Sprintf("%s would be left out: %s",
 			key, faults[key])})
 	}
 }
@@ -307,7 +307,7 @@ func (k *checker) nodes() {
 		if self.Node = text(p, "spec", "nodeName"); !k.ours || text(p, "status", "phase") != "Running" {
 			continue
 		}
-		s := kube.NewState(self)
+		s := liqo.NewState(self)
 		for _, o := range k.Resources {
 			s.Put(o)
 		}
@@ -315,8 +315,8 @@ func (k *checker) nodes() {
 			continue // it waits for more than nodes
 		}
 		for _, w := range s.Waiting() {
-			if strings.Contains(w, kube.KindNode+" ") {
-				k.Findings = append(k.Findings, Finding{!strings.Contains(w, kube.Meanwhile),
+			if strings.Contains(w, liqo.KindNode+" ") {
+				k.Findings = append(k.Findings, Finding{!strings.Contains(w, liqo.Meanwhile),
 					fmt.Sprintf("pod %s waits for %s", text(p, "metadata", "name"), w)})
 			}
 		}

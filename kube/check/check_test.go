@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/need"
-	"culvert/kube"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 	"culvert/kube/template"
 )
@@ -514,7 +514,7 @@ func TestNodesOfStandby(t *testing.T) {
 		c := switched(t)
 		c.Pods = []map[string]any{object(t, "{metadata: {name: gw-1}, spec: {nodeName: n1}, status: {phase: Running}}")}
 		for _, o := range c.Resources {
-			if o.Kind == kube.KindNode && o.Metadata.Name == "n2" {
+			if o.Kind == liqo.KindNode && o.Metadata.Name == "n2" {
 				o.Status = json.RawMessage(tt.status)
 			}
 		}

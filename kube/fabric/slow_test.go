@@ -23,6 +23,7 @@ import (
 	"culvert/integration/need"
 	"culvert/integration/need/slowapi"
 	"culvert/kube"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 )
 
@@ -56,7 +57,7 @@ func TestSlowAPIServer(t *testing.T) {
 		}
 		var fabrics []*objects.Object
 		for _, o := range captured(t) {
-			if put(o, nil); o.Kind == kube.KindFabric {
+			if put(o, nil); o.Kind == liqo.KindFabric {
 				fabrics = append(fabrics, o)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/control"
 	"culvert/gateway/node/links"
 	"culvert/kube"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -63,7 +64,7 @@ func (s *Source) Run(ctx context.Context, apply func([]links.Link)) {
 //
 // +checklocksignore: a Loop holds mu
 func (s *Source) sets() (all []kube.Set) {
-	for _, kind := range []string{kube.KindFabric, kube.KindTunnel, kube.KindNode, kindPod} {
+	for _, kind := range []string{liqo.KindFabric, liqo.KindTunnel, liqo.KindNode, kindPod} {
 		set := kube.Set{Name: kind, Resource: objects.LiqoResource(kind),
 			Read: func(u *unstructured.Unstructured) func(string) {
 				o := objects.Of(kind, u)
@@ -74,7 +75,7 @@ func (s *Source) sets() (all []kube.Set) {
 			},
 		}
 		switch kind {
-		case kube.KindNode:
+		case liqo.KindNode:
 			set.Fields = "metadata.name=" + s.node
 		case kindPod:
 			set.Resource, set.Labels = objects.Pods, activeGateways
@@ -95,7 +96,7 @@ func (s *Source) Report(all []links.Status) {
 func (s *Source) follow(apply func([]links.Link)) {
 	s.mu.Lock()
 	pods, now := s.loop.Complete(kindPod), time.Now()
-	rest := s.loop.Complete(kube.KindFabric, kube.KindTunnel, kube.KindNode)
+	rest := s.loop.Complete(liqo.KindFabric, liqo.KindTunnel, liqo.KindNode)
 	if rest && !pods && s.late.IsZero() {
 		s.late = now.Add(podsPatience)
 	}
@@ -131,7 +132,7 @@ func (s *Source) follow(apply func([]links.Link)) {
 			}
 		}
 		if ok && text != "" {
-			faults = append(faults, faultOf(kube.KindFabric, origin, text))
+			faults = append(faults, faultOf(liqo.KindFabric, origin, text))
 		}
 	}
 	s.kernel = kernel

@@ -12,6 +12,7 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/geneve"
 	"culvert/kube"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -86,17 +87,17 @@ func (s *State) Put(o *objects.Object, now time.Time) {
 	key := o.Key()
 	r := resource{meta: o.Metadata, deleting: o.Deleting, seen: now}
 	switch o.Kind {
-	case kube.KindFabric:
+	case liqo.KindFabric:
 		if was := s.fabrics[key]; was != nil {
 			r.seen = was.seen
 		}
 		s.fabrics[key] = readFabric(o, r)
-	case kube.KindTunnel:
+	case liqo.KindTunnel:
 		if was := s.tunnels[key]; was != nil {
 			r.seen = was.seen
 		}
 		s.tunnels[key] = readTunnel(o, r)
-	case kube.KindNode:
+	case liqo.KindNode:
 		s.nodes[key] = readNode(o, r)
 	case kindPod:
 		delete(s.active, key)
@@ -140,11 +141,11 @@ func (s *State) alone(f *internalFabric) bool {
 // Delete forgets a deleted resource.
 func (s *State) Delete(key rules.Key) {
 	switch key.Kind {
-	case kube.KindFabric:
+	case liqo.KindFabric:
 		delete(s.fabrics, key)
-	case kube.KindTunnel:
+	case liqo.KindTunnel:
 		delete(s.tunnels, key)
-	case kube.KindNode:
+	case liqo.KindNode:
 		delete(s.nodes, key)
 	case kindPod:
 		delete(s.active, key)
@@ -220,7 +221,7 @@ func readTunnel(o *objects.Object, r resource) *tunnel {
 		} `json:"internalNodeRef"`
 	}
 	r.read("spec", o.Spec, &spec)
-	t := &tunnel{node: spec.Node.Name, of: rules.Key{Kind: kube.KindFabric, Namespace: spec.Fabric.Namespace,
+	t := &tunnel{node: spec.Node.Name, of: rules.Key{Kind: liqo.KindFabric, Namespace: spec.Fabric.Namespace,
 		Name: spec.Fabric.Name}}
 	switch {
 	case len(r.faults) > 0:
@@ -279,7 +280,7 @@ func (s *State) Desired(now time.Time) Desired {
 		d.Waiting = "InternalNode " + s.node
 	} else {
 		for _, f := range own.faults {
-			fault(kube.KindNode, &own.resource, "%s", f)
+			fault(liqo.KindNode, &own.resource, "%s", f)
 		}
 	}
 	served := map[rules.Key]bool{}
@@ -292,24 +293,24 @@ func (s *State) Desired(now time.Time) Desired {
 		switch {
 		case len(t.faults) > 0:
 			for _, text := range t.faults {
-				fault(kube.KindTunnel, &t.resource, "%s", text)
+				fault(liqo.KindTunnel, &t.resource, "%s", text)
 			}
 		case f == nil && now.Sub(t.seen) >= patience:
-			fault(kube.KindTunnel, &t.resource, "spec.internalFabricRef: there is no InternalFabric %s/%s",
+			fault(liqo.KindTunnel, &t.resource, "spec.internalFabricRef: there is no InternalFabric %s/%s",
 				t.of.Namespace, t.of.Name)
 		case f == nil || f.deleting || len(f.faults) > 0 || own == nil || len(own.faults) > 0:
 		case served[t.of]:
-			fault(kube.KindTunnel, &t.resource,
+			fault(liqo.KindTunnel, &t.resource,
 				"spec.internalNodeRef: an older GeneveTunnel leads from this node to InternalFabric %s/%s",
 				t.of.Namespace, t.of.Name)
 		case d.Origin[f.link.Name].Name != "":
 			served[t.of] = true
 			first := d.Origin[f.link.Name]
-			fault(kube.KindFabric, &f.resource, "spec.interface.node.name: %s is the name of InternalFabric %s/%s",
+			fault(liqo.KindFabric, &f.resource, "spec.interface.node.name: %s is the name of InternalFabric %s/%s",
 				f.link.Name, first.Namespace, first.Name)
 		case own.address.Is4() != f.link.Gateway.Is4():
 			served[t.of] = true
-			fault(kube.KindFabric, &f.resource,
+			fault(liqo.KindFabric, &f.resource,
 				"spec.interface.gateway.ip: %s and this node's %s are of different families",
 				f.link.Gateway, own.address)
 		default:
@@ -323,11 +324,11 @@ func (s *State) Desired(now time.Time) Desired {
 	for _, key := range sorted(s.fabrics, func(f *internalFabric) *resource { return &f.resource }) {
 		f := s.fabrics[key]
 		for _, text := range f.faults {
-			fault(kube.KindFabric, &f.resource, "%s", text)
+			fault(liqo.KindFabric, &f.resource, "%s", text)
 		}
 		if !served[key] && !f.deleting && len(f.faults) == 0 && own != nil && now.Sub(f.seen) >= patience &&
 			!s.leads(key) {
-			fault(kube.KindFabric, &f.resource, "there is no GeneveTunnel from node %s to it", s.node)
+			fault(liqo.KindFabric, &f.resource, "there is no GeneveTunnel from node %s to it", s.node)
 		}
 	}
 	sort.Slice(d.Links, func(i, j int) bool { return d.Links[i].Name < d.Links[j].Name })

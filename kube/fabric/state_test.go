@@ -22,6 +22,7 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/integration/need"
 	"culvert/kube"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -99,7 +100,7 @@ func TestCapturedResources(t *testing.T) {
 
 // TestDeletion: a resource that is being deleted no longer describes a link.
 func TestDeletion(t *testing.T) {
-	for _, kind := range []string{kube.KindFabric, kube.KindTunnel} {
+	for _, kind := range []string{liqo.KindFabric, liqo.KindTunnel} {
 		s := NewState("n1")
 		var last *objects.Object
 		for _, o := range captured(t) {
@@ -111,7 +112,7 @@ func TestDeletion(t *testing.T) {
 		}
 		last.Deleting = true
 		s.Put(last, start)
-		if d := s.Desired(late); !slices.Equal(d.Links, ofN1[1:]) || len(d.Faults) > 0 && kind == kube.KindFabric {
+		if d := s.Desired(late); !slices.Equal(d.Links, ofN1[1:]) || len(d.Faults) > 0 && kind == liqo.KindFabric {
 			t.Errorf("%s: %+v", kind, d)
 		}
 		s.Delete(last.Key())
@@ -125,7 +126,7 @@ func TestDeletion(t *testing.T) {
 func TestMovedGateway(t *testing.T) {
 	s := NewState("n1")
 	for _, o := range captured(t) {
-		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-b" {
+		if o.Kind == liqo.KindFabric && o.Metadata.Name == "cluster-b" {
 			o.Spec = bytes.Replace(o.Spec, []byte("10.244.0.7"), []byte("10.244.2.9"), 1)
 		}
 		s.Put(o, start)
@@ -166,35 +167,35 @@ func TestBadResources(t *testing.T) {
 		change func(*objects.Object) bool
 		want   string
 	}{
-		{"no fabric", without(kube.KindFabric), tunnel + "spec.internalFabricRef: there is no InternalFabric " +
+		{"no fabric", without(liqo.KindFabric), tunnel + "spec.internalFabricRef: there is no InternalFabric " +
 			namespace + "/cluster-b"},
-		{"no tunnel", without(kube.KindTunnel), fabric + "there is no GeneveTunnel from node n1 to it"},
-		{"negative id", change(kube.KindTunnel, `"id":1`, `"id":-1`),
+		{"no tunnel", without(liqo.KindTunnel), fabric + "there is no GeneveTunnel from node n1 to it"},
+		{"negative id", change(liqo.KindTunnel, `"id":1`, `"id":-1`),
 			tunnel + "spec.id: -1 is out of range; want 0 to 16777215"},
-		{"large id", change(kube.KindTunnel, `"id":1`, `"id":16777216`),
+		{"large id", change(liqo.KindTunnel, `"id":1`, `"id":16777216`),
 			tunnel + "spec.id: 16777216 is out of range; want 0 to 16777215"},
-		{"huge id", change(kube.KindTunnel, `"id":1`, `"id":1e30`), tunnel + "spec.id: number 1e30 is out of range"},
-		{"missing id", change(kube.KindTunnel, `"id":1,`, ``), tunnel + "spec.id: missing"},
-		{"text for id", change(kube.KindTunnel, `"id":1`, `"id":"1"`),
+		{"huge id", change(liqo.KindTunnel, `"id":1`, `"id":1e30`), tunnel + "spec.id: number 1e30 is out of range"},
+		{"missing id", change(liqo.KindTunnel, `"id":1,`, ``), tunnel + "spec.id: missing"},
+		{"text for id", change(liqo.KindTunnel, `"id":1`, `"id":"1"`),
 			tunnel + "spec.id: a string, where a number belongs"},
-		{"gatewayIP", change(kube.KindFabric, "10.244.0.7", "10.244.0"),
+		{"gatewayIP", change(liqo.KindFabric, "10.244.0.7", "10.244.0"),
 			fabric + `spec.gatewayIP: "10.244.0" is no address`},
-		{"multicast gatewayIP", change(kube.KindFabric, "10.244.0.7", "224.0.0.7"),
+		{"multicast gatewayIP", change(liqo.KindFabric, "10.244.0.7", "224.0.0.7"),
 			fabric + "spec.gatewayIP: 224.0.0.7 is no address of a host"},
-		{"no gatewayIP", change(kube.KindFabric, `"gatewayIP"`, `"gateway"`), fabric + "spec.gatewayIP: missing"},
-		{"internal address", change(kube.KindFabric, "10.80.0.3", "::ffff:10.80.0.3"),
+		{"no gatewayIP", change(liqo.KindFabric, `"gatewayIP"`, `"gateway"`), fabric + "spec.gatewayIP: missing"},
+		{"internal address", change(liqo.KindFabric, "10.80.0.3", "::ffff:10.80.0.3"),
 			fabric + `spec.interface.gateway.ip: "::ffff:10.80.0.3" is no address`},
-		{"family", change(kube.KindFabric, "10.80.0.3", "fd80::3"),
+		{"family", change(liqo.KindFabric, "10.80.0.3", "fd80::3"),
 			fabric + "spec.interface.gateway.ip: fd80::3 and this node's 10.80.0.2 are of different families"},
-		{"long name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "liqo.gmn5mr9h7p1"),
+		{"long name", change(liqo.KindFabric, "liqo.gmn5mr9h7p", "liqo.gmn5mr9h7p1"),
 			fabric + `spec.interface.node.name: "liqo.gmn5mr9h7p1" is no name of a link; want 1 to 15 bytes`},
-		{"path for a name", change(kube.KindFabric, "liqo.gmn5mr9h7p", "../liqo"),
+		{"path for a name", change(liqo.KindFabric, "liqo.gmn5mr9h7p", "../liqo"),
 			fabric + `spec.interface.node.name: "../liqo" is no name of a link; want 1 to 15 bytes`},
-		{"name of another", change(kube.KindFabric, "liqo.gmn5mr9h7p", "liqo.s4r5pgz9fk"),
+		{"name of another", change(liqo.KindFabric, "liqo.gmn5mr9h7p", "liqo.s4r5pgz9fk"),
 			"InternalFabric/liqo-tenant-cluster-c/cluster-c: spec.interface.node.name: liqo.s4r5pgz9fk is the name of InternalFabric " + namespace + "/cluster-b"},
-		{"mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":100`),
+		{"mtu", change(liqo.KindFabric, `"mtu":1340`, `"mtu":100`),
 			fabric + "spec.mtu: 100 is out of range; want 576 to 65535"},
-		{"text for mtu", change(kube.KindFabric, `"mtu":1340`, `"mtu":"1340"`),
+		{"text for mtu", change(liqo.KindFabric, `"mtu":1340`, `"mtu":"1340"`),
 			fabric + "spec.mtu: a string, where a number belongs"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -351,7 +352,7 @@ func TestActivePod(t *testing.T) {
 	p.Metadata.Labels = map[string]string{labelGateway: "cluster-b"}
 	s.Put(p, start)
 	for _, o := range captured(t) {
-		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-c" {
+		if o.Kind == liqo.KindFabric && o.Metadata.Name == "cluster-c" {
 			s.Delete(o.Key())
 			o.Metadata.Namespace = "liqo-tenant-cluster-b"
 			s.Put(o, start)
@@ -359,7 +360,7 @@ func TestActivePod(t *testing.T) {
 				t.Errorf("the link of another gateway leads to %s, want %s", got, ofN1[1].Remote)
 			}
 		}
-		if o.Kind == kube.KindFabric && o.Metadata.Name == "cluster-b" {
+		if o.Kind == liqo.KindFabric && o.Metadata.Name == "cluster-b" {
 			if got := s.gateway(s.fabrics[o.Key()]); got != addr("10.244.3.9") {
 				t.Errorf("the link of the pod's gateway leads to %s", got)
 			}

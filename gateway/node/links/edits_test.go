@@ -30,8 +30,8 @@ import (
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
-	"culvert/kube"
 	"culvert/kube/fabric"
+	"culvert/kube/liqo"
 	"culvert/kube/objects"
 )
 
@@ -97,11 +97,11 @@ func (w *world) write(p *peering) {
 		deleting   bool
 		spec       map[string]any
 	}{
-		{p.fabric, kube.KindFabric, p.name, p.deleting, map[string]any{"mtu": int64(p.mtu),
+		{p.fabric, liqo.KindFabric, p.name, p.deleting, map[string]any{"mtu": int64(p.mtu),
 			"gatewayIP": p.gatewayIP,
 			"interface": map[string]any{"gateway": map[string]any{"ip": p.gateway},
 				"node": map[string]any{"name": p.link}}}},
-		{p.tunnel, kube.KindTunnel, p.name + "-" + editsNode, false, map[string]any{"id": int64(p.id),
+		{p.tunnel, liqo.KindTunnel, p.name + "-" + editsNode, false, map[string]any{"id": int64(p.id),
 			"internalFabricRef": map[string]any{"name": p.name, "namespace": namespace},
 			"internalNodeRef":   map[string]any{"name": editsNode}}},
 	} {
@@ -116,7 +116,7 @@ func (w *world) write(p *peering) {
 
 func (w *world) writeNode() {
 	w.t.Helper()
-	w.put("", kube.KindNode, editsNode, 1, false,
+	w.put("", liqo.KindNode, editsNode, 1, false,
 		map[string]any{"interface": map[string]any{"node": map[string]any{"ip": w.address},
 			"gateway": map[string]any{"name": "liqo.n1"}}})
 }
@@ -359,7 +359,7 @@ func TestRandomEdits(t *testing.T) {
 		last: peering{name: "last", link: "liqo.z", gatewayIP: "172.18.0.9", gateway: "10.80.1.99", fabric: true,
 			tunnel: true}}
 	kinds := map[schema.GroupVersionResource]string{}
-	for _, kind := range []string{kube.KindFabric, kube.KindTunnel, kube.KindNode} {
+	for _, kind := range []string{liqo.KindFabric, liqo.KindTunnel, liqo.KindNode} {
 		kinds[objects.LiqoResource(kind)] = kind + "List"
 	}
 	kinds[objects.Pods] = "PodList"

@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"cmp"

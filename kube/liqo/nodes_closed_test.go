@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"os"
@@ -13,7 +13,7 @@ import (
 // FirewallConfiguration that docs/liqo.md names it does not, while answers to nodes and what is
 // sent to pods go on.
 func TestNodesClosed(t *testing.T) {
-	text, err := os.ReadFile("manifests/nodes-closed.yaml")
+	text, err := os.ReadFile("../manifests/nodes-closed.yaml")
 	need.NoError(t, err)
 	const node = "10.80.0.2" // n1
 	syn := nattest.IP{Source: remotePod, Destination: node, Body: nattest.TCP{SourcePort: 4321, DestinationPort: 10250,

@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"encoding/json"
@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"culvert/integration/need"
+	"culvert/kube"
 	"culvert/nat/rules"
 )
 
@@ -255,7 +256,7 @@ func outcomeOf(s *State, g *fakeGateway) outcome {
 	return o
 }
 
-func outcomeWith(objects ...*Object) (outcome, []Fault) {
+func outcomeWith(objects ...*Object) (outcome, []kube.Fault) {
 	s, g := NewState(gatewayOf("cluster-b")), newFakeGateway()
 	for _, o := range objects {
 		s.Put(o)
@@ -265,14 +266,14 @@ func outcomeWith(objects ...*Object) (outcome, []Fault) {
 }
 
 // checkSpoilt compares an outcome with the one of good resources alone.
-func checkSpoilt(t *testing.T, good, got outcome, events []Fault, spoiled []*Object, want []string) {
+func checkSpoilt(t *testing.T, good, got outcome, events []kube.Fault, spoiled []*Object, want []string) {
 	t.Helper()
 	for i, o := range spoiled {
 		key := o.Key()
 		if !strings.Contains(got.faults[key], want[i]+": ") {
 			t.Errorf("fault %q does not name %s", got.faults[key], want[i])
 		}
-		named := slices.ContainsFunc(events, func(e Fault) bool {
+		named := slices.ContainsFunc(events, func(e kube.Fault) bool {
 			return e.Metadata.UID == o.Metadata.UID && e.Kind == o.Kind && strings.Contains(e.Message, want[i]+": ")
 		})
 		if !named {

@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"encoding/json"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"culvert/kube"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -89,25 +90,11 @@ func setCondition(all []any, host string, good bool, now string) []any {
 	return append(next, mine)
 }
 
-// An Event tells users why an object has no effect, or what has changed.
-type Event struct {
-	APIVersion string // "": Liqo's
-	Kind       string
-	Metadata   objects.Metadata
-	Reason     string // "": NotApplied, a warning; all others are informational
-	Message    string
-}
-
-// Key names the resource.
-func (e *Event) Key() rules.Key {
-	return rules.Key{Kind: e.Kind, Namespace: e.Metadata.Namespace, Name: e.Metadata.Name}
-}
-
 // Reports returns why resources are left out, in order.
-func (s *State) Reports() (all []Fault) {
+func (s *State) Reports() (all []kube.Fault) {
 	faults := s.Faults()
 	for _, key := range slices.SortedFunc(maps.Keys(faults), compareKeys) {
-		all = append(all, Fault{Event: Event{Kind: key.Kind, Metadata: s.items[key.Kind][key].meta,
+		all = append(all, kube.Fault{Event: kube.Event{Kind: key.Kind, Metadata: s.items[key.Kind][key].meta,
 			Message: faults[key]}})
 	}
 	return all

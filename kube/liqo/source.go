@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/config"
+	"culvert/kube"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -23,7 +24,7 @@ type Gateway interface {
 	Delete(rules.Key)
 	CommitRules()
 	// Check returns the result of the connection check.
-	Check() Check
+	Check() kube.Check
 	// Speaks reports whether this gateway, of several, is the one that writes the status of
 	// resources.
 	Speaks() bool
@@ -37,11 +38,11 @@ type Gateway interface {
 type Source struct {
 	identity Identity
 	log      *logrus.Entry
-	loop     *Loop
+	loop     *kube.Loop
 
 	now func() time.Time // the clock of conditions and Events
 	// For Run only.
-	notes   []Fault
+	notes   []kube.Fault
 	site    *Site // not applied yet; nil: none
 	hasPeer bool  // in the last Site applied
 
@@ -64,14 +65,14 @@ type Identity struct {
 // writes are pending writes.
 type writes struct {
 	verdicts map[rules.Key]bool
-	check    Check
+	check    kube.Check
 	hasPeer  bool
 }
 
 // NewSource returns the Source of a gateway, which is inactive until Run.
 func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source {
 	s := &Source{identity: id, log: log, state: NewState(id.Self), now: time.Now}
-	s.loop = NewLoop(client, &s.mu, Reporter{Self: id.Namespace + "/" + id.Name, Node: id.Node,
+	s.loop = kube.NewLoop(client, &s.mu, kube.Reporter{Self: id.Namespace + "/" + id.Name, Node: id.Node,
 		Instance: cmp.Or(id.Pod, id.Name)}, log)
 	return s
 }
@@ -80,13 +81,13 @@ func NewSource(client dynamic.Interface, id Identity, log *logrus.Entry) *Source
 // called before Run.
 func (s *Source) Note(message string) { s.notes = append(s.notes, s.ofItself(message)) }
 
-func (s *Source) ofItself(message string) Fault {
+func (s *Source) ofItself(message string) kube.Fault {
 	kind := "GatewayClient"
 	if s.identity.Server {
 		kind = "GatewayServer"
 	}
 	of := objects.Metadata{Name: s.identity.Name, Namespace: s.identity.Namespace, UID: s.identity.UID}
-	return Fault{Event: Event{Kind: kind, Metadata: of, Message: message}}
+	return kube.Fault{Event: kube.Event{Kind: kind, Metadata: of, Message: message}}
 }
 
 // Ready reports whether every list has been complete once.

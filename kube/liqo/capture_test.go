@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func TestCapturesGiveTheRulesThatNatHasChecked(t *testing.T) {
 				if f := s.Faults(); len(f) > 0 {
 					t.Errorf("faults %v", f)
 				}
-				name := filepath.Join("..", "nat", "testdata", "liqo-crs", capture, remote+".json")
+				name := filepath.Join("..", "..", "nat", "testdata", "liqo-crs", capture, remote+".json")
 				text, err := os.ReadFile(name)
 				need.NoError(t, err)
 				var checked nat.Config
@@ -106,7 +106,7 @@ func TestNodeTablesAreTheSameLanguage(t *testing.T) {
 				t.Errorf("%s: %v", o.Key(), f)
 			}
 		}
-		name := filepath.Join("..", "nat", "testdata", "liqo-crs", capture, "nodes.tables")
+		name := filepath.Join("..", "..", "nat", "testdata", "liqo-crs", capture, "nodes.tables")
 		if *update {
 			writeJSON(t, name, all)
 		}

@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"bytes"
@@ -38,7 +38,7 @@ func loadCapture(t testing.TB, capture string) []*Object {
 	t.Helper()
 	var all []*Object
 	for _, file := range captureFiles {
-		b, err := os.ReadFile(filepath.Join("testdata", capture, file+".yaml"))
+		b, err := os.ReadFile(filepath.Join("..", "testdata", capture, file+".yaml"))
 		need.NoError(t, err)
 		for _, doc := range bytes.Split(b, []byte("\n---\n")) {
 			all = append(all, object(t, string(doc)))

@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 
 	"culvert/gateway/config"
 	"culvert/integration/need"
+	"culvert/kube"
 	"culvert/kube/objects"
 	"culvert/nat"
 )
@@ -88,7 +89,7 @@ func BenchmarkWatchedPodChange(b *testing.B) {
 		}
 	}))
 	defer api.Close()
-	client, err := NewClient(&rest.Config{Host: api.URL, QPS: -1})
+	client, err := kube.NewClient(&rest.Config{Host: api.URL, QPS: -1})
 	need.NoError(b, err)
 	self := gatewayOf("cluster-b")
 	g := &benchGateway{b: b, self: self, committed: make(chan struct{}, 1)}
@@ -136,7 +137,7 @@ func (g *benchGateway) CommitRules() {
 	g.committed <- struct{}{}
 }
 
-func (g *benchGateway) Check() Check { return Check{} }
+func (g *benchGateway) Check() kube.Check { return kube.Check{} }
 
 func (g *benchGateway) Speaks() bool { return true }
 

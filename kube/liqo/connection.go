@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"context"
@@ -10,25 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/util/retry"
 
+	"culvert/kube"
 	"culvert/kube/objects"
-)
-
-// A Check is the result of the connection check: the peer answers, has been silent for too long, or
-// is not known yet.
-type Check struct {
-	State   CheckState
-	Latency time.Duration
-	At      time.Time // time of the latency
-}
-
-// CheckState is the state of the connection check.
-type CheckState uint8
-
-// The states. If the check is off, the peer counts as connected, as in Liqo.
-const (
-	CheckPending CheckState = iota
-	CheckConnected
-	CheckLost
 )
 
 // The values of a Connection's status.
@@ -63,9 +46,9 @@ func readConnection(u *unstructured.Unstructured) *connection {
 func (c *connection) wanted(t *writes, refresh time.Duration) (next connection, write bool) {
 	next = connection{value: c.value, latency: noLatency}
 	switch {
-	case !t.hasPeer || t.check.State == CheckLost:
+	case !t.hasPeer || t.check.State == kube.CheckLost:
 		next.value = failed
-	case t.check.State == CheckConnected:
+	case t.check.State == kube.CheckConnected:
 		next.value, next.latency, next.at = connected, formatLatency(t.check.Latency), t.check.At
 	case c.value == "":
 		next.value = connecting

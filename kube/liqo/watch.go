@@ -1,9 +1,10 @@
-package kube
+package liqo
 
 import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
+	"culvert/kube"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -20,9 +21,9 @@ var followed = []string{KindFirewall, KindRoute, KindTunnel, KindFabric, KindNod
 // sets are what a gateway follows, selected for it.
 //
 // +checklocksignore: a Loop holds mu
-func (s *Source) sets() (all []Set) {
+func (s *Source) sets() (all []kube.Set) {
 	for _, kind := range followed {
-		set := Set{Name: kind, Resource: objects.LiqoResource(kind), Namespace: s.identity.Namespace,
+		set := kube.Set{Name: kind, Resource: objects.LiqoResource(kind), Namespace: s.identity.Namespace,
 			Read: func(u *unstructured.Unstructured) func(string) {
 				o := objects.Of(kind, u)
 				return func(string) { s.state.Put(o) }

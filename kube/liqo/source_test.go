@@ -1,4 +1,4 @@
-package kube
+package liqo
 
 import (
 	"bytes"
@@ -30,6 +30,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/wgkey"
 	"culvert/integration/need"
+	"culvert/kube"
 	"culvert/kube/objects"
 	"culvert/nat/rules"
 )
@@ -49,7 +50,7 @@ type cluster struct {
 
 	mu sync.Mutex
 	fakeGateway
-	check   Check
+	check   kube.Check
 	refusal error // of Apply
 	config  *config.Config
 	commits int
@@ -99,13 +100,13 @@ func (c *cluster) CommitRules() {
 
 func (c *cluster) Speaks() bool { return !c.standby.Load() }
 
-func (c *cluster) Check() Check {
+func (c *cluster) Check() kube.Check {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.check
 }
 
-func (c *cluster) setCheck(check Check) {
+func (c *cluster) setCheck(check kube.Check) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.check = check
@@ -239,7 +240,7 @@ func (c *cluster) checkRole(actions []kubetesting.Action) {
 	var role struct {
 		Rules []struct{ APIGroups, Resources, Verbs []string }
 	}
-	text, err := os.ReadFile("testdata/liqo-gateway-ClusterRole.rules.yaml")
+	text, err := os.ReadFile("../testdata/liqo-gateway-ClusterRole.rules.yaml")
 	if err == nil {
 		err = yaml.Unmarshal(text, &role)
 	}
@@ -485,7 +486,7 @@ func TestConnection(t *testing.T) {
 		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Connecting"}`)
 
 		at := time.Now()
-		c.setCheck(Check{CheckConnected, 12345 * time.Microsecond, at})
+		c.setCheck(kube.Check{State: kube.CheckConnected, Latency: 12345 * time.Microsecond, At: at})
 		c.awaitQuiet()
 		stamp := at.UTC().Format(time.RFC3339)
 		c.expectConnection(`{"latency":{"timestamp":"` + stamp + `","value":"12ms"},"value":"Connected"}`)
@@ -493,7 +494,8 @@ func TestConnection(t *testing.T) {
 		// The latency is refreshed no more often than configured.
 		c.writes()
 		for i := range 60 {
-			c.setCheck(Check{CheckConnected, 850 * time.Microsecond, at.Add(time.Duration(i) * time.Second)})
+			c.setCheck(kube.Check{State: kube.CheckConnected, Latency: 850 * time.Microsecond,
+				At: at.Add(time.Duration(i) * time.Second)})
 			time.Sleep(time.Second)
 		}
 		synctest.Wait()
@@ -504,12 +506,12 @@ func TestConnection(t *testing.T) {
 			t.Error(c.connection())
 		}
 
-		c.setCheck(Check{State: CheckLost})
+		c.setCheck(kube.Check{State: kube.CheckLost})
 		c.awaitQuiet()
 		c.expectConnection(`{"latency":{"value":"N/A"},"value":"Error"}`)
 
 		// A Connection that somebody deletes is made again.
-		c.setCheck(Check{CheckConnected, 2 * time.Millisecond, at})
+		c.setCheck(kube.Check{State: kube.CheckConnected, Latency: 2 * time.Millisecond, At: at})
 		c.delete(kindConnection, "liqo-tenant-cluster-b", "gw-cluster-b")
 		c.expectConnection(`{"latency":{"timestamp":"` + stamp + `","value":"2ms"},"value":"Connected"}`)
 
@@ -626,9 +628,9 @@ func TestStatusWhileTheGatewayWorks(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	s := NewSource(nil, Identity{Self: gatewayOf("cluster-b"), Base: baseOf("cluster-b")}, logrus.NewEntry(log))
-	sinks := map[string]Sink{}
+	sinks := map[string]kube.Sink{}
 	for _, set := range s.sets() {
-		sinks[set.Name] = Sink{s.loop, set}
+		sinks[set.Name] = kube.Sink{Loop: s.loop, Set: set}
 		var list []any
 		for _, o := range objects {
 			if o.Kind == set.Name {
