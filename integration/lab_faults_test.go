@@ -8,6 +8,7 @@ import (
 
 	"culvert/integration/lab"
 	"culvert/integration/lab/check"
+	"culvert/integration/lab/holder"
 )
 
 // TestLabFaults makes each fault in a lab, checks its symptom, and mends it.
@@ -82,7 +83,7 @@ func TestLabBreakMendRestart(t *testing.T) {
 	expect(1, "the lab does not have this fault", "mend", "missing-route")
 	expect(0, "rome/pod1 and milan do not reach each other", "break", "missing-route", "node-off")
 	out, _ := u.run("status", "-o", "json")
-	var s lab.Status
+	var s holder.Status
 	if err := json.Unmarshal([]byte(out), &s); err != nil || strings.Join(s.Broken, " ") != "missing-route node-off" {
 		t.Errorf("faults %v (%v), want missing-route and node-off", s.Broken, err)
 	}

@@ -116,7 +116,7 @@ func TestStarts(t *testing.T) {
 // so that tests do not depend on the machine's settings.
 func TestNamespacesAreFresh(t *testing.T) {
 	notUsed := map[string]string{
-		"integration/lab/holder.go":        "each host of the lab has its own",
+		"integration/lab/holder/holder.go": "each host of the lab has its own",
 		"integration/lab/netns/machine.go": "it adds a link, and no packet passes",
 		"integration/kube_seccomp_test.go": "it is refused",
 	}

@@ -10,6 +10,7 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/integration/lab"
+	"culvert/integration/lab/holder"
 )
 
 func newBreakCommand() *cobra.Command {
@@ -33,7 +34,7 @@ func newBreakCommand() *cobra.Command {
 		} else if len(names) == 0 {
 			return printFaults(out)
 		}
-		s, err := lab.Break(cmd.Context(), names)
+		s, err := holder.Break(cmd.Context(), names)
 		if err != nil {
 			return cli.Failed(err)
 		}
@@ -69,7 +70,7 @@ func newMendCommand() *cobra.Command {
 		Example:           "  culvert-lab mend\n  culvert-lab mend missing-route",
 		ValidArgsFunction: completeFaults(true),
 		RunE: func(cmd *cobra.Command, names []string) error {
-			s, err := lab.Mend(cmd.Context(), names)
+			s, err := holder.Mend(cmd.Context(), names)
 			if err != nil {
 				return cli.Failed(err)
 			}
@@ -92,7 +93,7 @@ func newRestartCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeFirst(culvertHosts()...),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if _, err := lab.Restart(cmd.Context(), args[0]); err != nil {
+			if _, err := holder.Restart(cmd.Context(), args[0]); err != nil {
 				return cli.Failed(err)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: restarted\n", args[0])

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/holder"
 	"culvert/integration/lab/plan"
 )
 
@@ -24,7 +25,7 @@ func completeFirst(names ...string) cobra.CompletionFunc {
 func completeFaults(made bool) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) (offers []string, _ cobra.ShellCompDirective) {
 		broken := []string{}
-		if s, err := lab.GetStatus(cmd.Context()); err == nil {
+		if s, err := holder.GetStatus(cmd.Context()); err == nil {
 			broken = s.Broken
 		}
 		for _, f := range lab.Faults() {

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/node"
 	"culvert/integration/lab"
 	"culvert/integration/lab/check"
+	"culvert/integration/lab/holder"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
@@ -22,8 +23,8 @@ import (
 // inHolder calls fn in the holder of a new lab: a second run of this command, inside the lab's
 // namespaces.
 func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
-	if dir, ok := lab.Inside(); ok {
-		if err := lab.EnterHolder(); err != nil {
+	if dir, ok := holder.Inside(); ok {
+		if err := holder.Enter(); err != nil {
 			return err
 		}
 		err := fn(dir)
@@ -32,7 +33,7 @@ func inHolder(cmd *cobra.Command, fn func(dir string) error) error {
 		}
 		return err
 	}
-	status, err := lab.Isolate(cmd.Context(), os.Args[1:])
+	status, err := holder.Isolate(cmd.Context(), os.Args[1:])
 	if err != nil {
 		return cli.Failed(err)
 	}
@@ -197,16 +198,16 @@ func newUpCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if dir, ok := lab.Inside(); ok {
+			if dir, ok := holder.Inside(); ok {
 				return holdLab(cmd, dir, file, &flags)
 			}
-			if err := lab.Detach(cmd.Context(), os.Args[1:], reportTo(cmd.OutOrStdout())); errors.Is(err,
-				lab.ErrInterrupted) {
+			if err := holder.Detach(cmd.Context(), os.Args[1:], reportTo(cmd.OutOrStdout())); errors.Is(err,
+				holder.ErrInterrupted) {
 				return cli.Failed(err)
 			} else if err != nil {
 				return err
 			}
-			s, err := lab.GetStatus(cmd.Context())
+			s, err := holder.GetStatus(cmd.Context())
 			if err != nil {
 				return cli.Failed(err)
 			}
@@ -225,21 +226,21 @@ func newUpCommand() *cobra.Command {
 
 // holdLab is the holder's part of up.
 func holdLab(cmd *cobra.Command, dir, culvert string, flags *labFlags) error {
-	if err := lab.EnterHolder(); err != nil {
+	if err := holder.Enter(); err != nil {
 		return err
 	}
 	modes, offloads, err := flags.parse(func(node.Mode, error) {})
 	if err != nil {
-		lab.Ready(err)
+		holder.Ready(err)
 		return err
 	}
 	o := lab.Standard(modes[0], offloads[0])
 	o.Culvert = culvert
 	l, err := lab.Start(cmd.Context(), dir, o)
 	if err == nil {
-		err = l.Serve(cmd.Context(), func() { lab.Ready(nil) })
+		err = holder.Serve(cmd.Context(), l, func() { holder.Ready(nil) })
 	} else {
-		lab.Ready(err)
+		holder.Ready(err)
 	}
 	return errors.Join(err, l.Stop())
 }
@@ -255,7 +256,7 @@ func newDownCommand() *cobra.Command {
 		Short: "Stop the running lab, and remove whatever any lab left behind",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := lab.Down(reportTo(cmd.OutOrStdout())); err != nil {
+			if err := holder.Down(reportTo(cmd.OutOrStdout())); err != nil {
 				return cli.Failed(err)
 			}
 			return nil
@@ -279,7 +280,7 @@ func newExecCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			code, err := lab.Exec(host, command)
+			code, err := holder.Exec(host, command)
 			if err != nil {
 				return err
 			}
@@ -311,7 +312,7 @@ func newStatusCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s, err := lab.GetStatus(cmd.Context())
+		s, err := holder.GetStatus(cmd.Context())
 		if err != nil {
 			return cli.Failed(err)
 		}
@@ -323,7 +324,7 @@ func newStatusCommand() *cobra.Command {
 	return cmd
 }
 
-func printStatus(out io.Writer, s *lab.Status) error {
+func printStatus(out io.Writer, s *holder.Status) error {
 	fmt.Fprintf(out, "%s; files in %s\n", s.Description, s.Dir)
 	w := cli.NewTable(out)
 	fmt.Fprintln(w, "HOST\tADDRESS\tSEEN BY THE OTHER CLUSTER AS")

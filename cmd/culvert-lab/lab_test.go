@@ -17,6 +17,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
 	"culvert/integration/lab"
+	"culvert/integration/lab/holder"
 	"culvert/integration/need"
 )
 
@@ -141,10 +142,10 @@ func TestProgram(t *testing.T) {
 
 // TestStatusFits: a long folder does not widen the tables of the status.
 func TestStatusFits(t *testing.T) {
-	s := &lab.Status{Description: "nodes vxlan, offloads on (super-frames)", Dir: "/" + strings.Repeat("d", 100),
+	s := &holder.Status{Description: "nodes vxlan, offloads on (super-frames)", Dir: "/" + strings.Repeat("d", 100),
 		Broken: []string{"wrong-vni"},
-		Hosts:  []lab.HostStatus{{Name: "milan/pod2", Address: "10.0.130.7", Seen: "10.61.130.7"}},
-		Processes: []lab.ProcessStatus{{Name: "culvert gateway in rome/gateway", Log: "logs/rome-gateway.log",
+		Hosts:  []holder.HostStatus{{Name: "milan/pod2", Address: "10.0.130.7", Seen: "10.61.130.7"}},
+		Processes: []holder.ProcessStatus{{Name: "culvert gateway in rome/gateway", Log: "logs/rome-gateway.log",
 			Running: true}}}
 	var text strings.Builder
 	need.NoError(t, printStatus(&text, s))

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/gateway/control"
-	"culvert/integration/lab"
+	"culvert/integration/lab/holder"
 )
 
 // program is the culvert that a lab runs as gateways and nodes.
@@ -36,7 +36,7 @@ func (p *program) find(cmd *cobra.Command) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("--culvert: %w", err)
 	}
-	if _, ok := lab.Inside(); ok {
+	if _, ok := holder.Inside(); ok {
 		return file, nil // the holder's parent has checked
 	}
 	text, err := exec.CommandContext(cmd.Context(), file, "version", "-o", "json").Output()

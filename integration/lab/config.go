@@ -30,7 +30,7 @@ func (l *Lab) WriteConfigs() error {
 		}
 		l.PublicKey[i] = base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())
 		text := base64.StdEncoding.EncodeToString(key.Bytes()) + "\n"
-		if err := l.write(plan.V4[i].Name, "private.key", []byte(text)); err != nil {
+		if err := l.Write(plan.V4[i].Name, "private.key", []byte(text)); err != nil {
 			return err
 		}
 	}
@@ -62,7 +62,7 @@ func (l *Lab) WriteYAML(cluster, file string, o Object) error {
 	if err != nil {
 		return err
 	}
-	return l.write(cluster, file, text)
+	return l.Write(cluster, file, text)
 }
 
 // GatewayConfig returns the configuration of the gateway of clusters[i].

@@ -199,7 +199,7 @@ func (l *Lab) rewriteConfigs() (changed []string, err error) {
 		if old := step.Must(os.ReadFile(l.Path(cluster, name+".yaml"))); bytes.Equal(old, text) {
 			continue
 		}
-		step.Try(l.write(cluster, name+".yaml", text))
+		step.Try(l.Write(cluster, name+".yaml", text))
 		changed = append(changed, host)
 	}
 	return changed, nil

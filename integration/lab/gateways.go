@@ -78,7 +78,7 @@ func (l *Lab) startGateway(c *plan.Cluster, v *Variant) (*Process, error) {
 			return nil, err
 		}
 		file = fmt.Sprintf("cpus-%d-%s", v.Procs, file)
-		if err := l.write(c.Name, file, fmt.Appendf(text, "\ncpus: %d\n", v.Procs)); err != nil {
+		if err := l.Write(c.Name, file, fmt.Appendf(text, "\ncpus: %d\n", v.Procs)); err != nil {
 			return nil, err
 		}
 	}

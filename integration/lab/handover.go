@@ -28,7 +28,7 @@ func (l *Lab) handOver(ctx context.Context, p *Process) (_ *Process, err error) 
 	select {
 	case <-p.ended:
 	case <-next.ended:
-		return nil, fmt.Errorf("%s does not take over (%w): %s", next.Name(), exitError(next.err), Tail(next.Log, 3))
+		return nil, fmt.Errorf("%s does not take over (%w): %s", next.Name(), next.HowEnded(), Tail(next.Log, 3))
 	case <-ctx.Done():
 		return nil, errors.Join(fmt.Errorf("%s does not end: %w", p.Name(), ctx.Err()), end(next))
 	}

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"culvert/gateway/node"
@@ -98,8 +97,6 @@ type Lab struct {
 	loads     map[*Fault]*loading
 	flowSets  int           // number of flow sets made
 	cut       time.Duration // the longest cut of hand-overs
-
-	turn sync.Mutex // Serve changes and describes the lab for one client at a time
 }
 
 // startTimeout is how long a gateway or node may take to serve, even on a busy machine.
@@ -164,8 +161,6 @@ func (l *Lab) Host(name string) *netns.Host {
 // Stop ends all processes with SIGTERM, in at most stopTimeout, and releases the namespaces. The
 // error reports processes that did not end cleanly.
 func (l *Lab) Stop() error {
-	l.turn.Lock()
-	defer l.turn.Unlock()
 	err := errors.Join(l.endLoads(nil), end(l.Processes...))
 	for _, h := range l.Hosts {
 		h.Close()
@@ -228,8 +223,8 @@ func (l *Lab) add(p *Process) {
 // Path is where a file of a cluster is.
 func (l *Lab) Path(cluster, file string) string { return filepath.Join(l.Dir, cluster, file) }
 
-// write makes a file below the lab's folder that other users cannot read.
-func (l *Lab) write(cluster, file string, text []byte) error {
+// Write makes a file below the lab's folder that other users cannot read.
+func (l *Lab) Write(cluster, file string, text []byte) error {
 	if err := os.MkdirAll(filepath.Join(l.Dir, cluster), 0o700); err != nil {
 		return err
 	}
@@ -262,7 +257,7 @@ func (l *Lab) WhileRunning(ctx context.Context) (context.Context, context.Cancel
 				if p.stopped.Load() {
 					return // a fault or a restart
 				}
-				cancel(fmt.Errorf("%s ended by itself (%w)", p.Name(), exitError(p.err)))
+				cancel(fmt.Errorf("%s ended by itself (%w)", p.Name(), p.HowEnded()))
 			case <-ctx.Done():
 			}
 		}()

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -135,7 +136,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 		}
 		select {
 		case <-p.ended:
-			return fmt.Errorf("%s ended at once (%w): %s", p.Name(), exitError(p.err), Tail(p.Log, 3))
+			return fmt.Errorf("%s ended at once (%w): %s", p.Name(), p.HowEnded(), Tail(p.Log, 3))
 		case <-ctx.Done():
 			return fmt.Errorf("%s does not serve: %w; see %s", p.Name(), err, p.Log)
 		case <-time.After(step.Poll):
@@ -215,7 +216,7 @@ func end(processes ...*Process) error {
 			running = append(running, p)
 			p.terminate()
 		case !p.stopped.Swap(true):
-			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), exitError(p.err), p.Log))
+			errs = append(errs, fmt.Errorf("%s ended by itself: %w; see %s", p.Name(), p.HowEnded(), p.Log))
 		}
 	}
 	deadline := time.After(stopTimeout)
@@ -236,12 +237,12 @@ func end(processes ...*Process) error {
 	return errors.Join(errs...)
 }
 
-// exitError returns err, or an error that the process ended without one.
-func exitError(err error) error {
-	if err == nil {
+// HowEnded is how the process has ended.
+func (p *Process) HowEnded() error {
+	if p.err == nil {
 		return errors.New("exit status 0")
 	}
-	return err
+	return p.err
 }
 
 // Tail returns the last lines of a log file.
@@ -285,8 +286,35 @@ func (l *Lab) RemoveEnded() error {
 		if p.Running() {
 			return false
 		}
-		errs = append(errs, fmt.Errorf("%s ended (%w): %s", p.Name(), exitError(p.err), Tail(p.Log, 1)))
+		errs = append(errs, fmt.Errorf("%s ended (%w): %s", p.Name(), p.HowEnded(), Tail(p.Log, 1)))
 		return true
 	})
 	return errors.Join(errs...)
+}
+
+// Fields of proc_pid_stat(5), counted from the third.
+const (
+	StatMinorFaults = 10 - 3
+	StatMajorFaults = 12 - 3
+	StatUser        = 14 - 3
+	StatSystem      = 15 - 3
+	StatStart       = 22 - 3 // in clock ticks since boot
+)
+
+// ProcessStat returns a process's numbers from the third field on.
+func ProcessStat(pid string) ([]float64, error) {
+	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	if err != nil {
+		return nil, err
+	}
+	// The second field is a name in parentheses, which may contain anything.
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) <= StatStart {
+		return nil, fmt.Errorf("/proc/%s/stat: %d fields", pid, len(fields))
+	}
+	numbers := make([]float64, StatStart+1)
+	for i := range numbers {
+		numbers[i], _ = strconv.ParseFloat(fields[i], 64) // the state is a letter
+	}
+	return numbers, nil
 }

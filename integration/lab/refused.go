@@ -51,7 +51,7 @@ func (l *Lab) refusals(i int) []refusal {
 	first := c.Nodes[0]
 	wrongRole := map[string]string{"client": "server", "server": "client"}[c.Role]
 	var key string // the file of another key; a write error shows as a wrong refusal
-	if err := l.write(c.Name, "other.key", []byte("QEFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=\n")); err == nil {
+	if err := l.Write(c.Name, "other.key", []byte("QEFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=\n")); err == nil {
 		key = l.Path(c.Name, "other.key")
 		if l.Options.Sandbox.Runsc != "" { // the gateway there has another user
 			os.Chown(key, sandboxUser, sandboxUser)
@@ -164,7 +164,7 @@ func (l *Lab) checkRefusedBy(ctx context.Context, i int) (_ int, err error) {
 		}
 		files++
 		if r.text != nil {
-			err = l.write(name, "gateway.yaml", []byte(r.text(string(text))))
+			err = l.Write(name, "gateway.yaml", []byte(r.text(string(text))))
 		} else {
 			config := l.GatewayConfig(i)
 			Set(config, "geneve.nodes", NodesOf(config)[:1])

@@ -14,14 +14,14 @@ import (
 // configuration in its file.
 func (l *Lab) Restart(ctx context.Context, host string) error {
 	if l.Host(host) == nil {
-		return noHost(host)
+		return NoHost(host)
 	}
 	p := l.process(host)
 	if p == nil {
 		return fmt.Errorf("%s runs no culvert: restart a gateway or a node, such as %s/node1", host,
 			plan.Of(host).Name)
 	}
-	if f := l.offBy(host); f != nil {
+	if f := l.OffBy(host); f != nil {
 		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert-lab mend %s", host,
 			f.Name, f.Name)
 	}
@@ -46,7 +46,7 @@ func (l *Lab) restart(ctx context.Context, hosts []string) error {
 		errs = append(errs, l.stop(l.process(name)))
 	}
 	for _, name := range hosts {
-		if l.offBy(name) == nil {
+		if l.OffBy(name) == nil {
 			errs = append(errs, l.startAgain(ctx, name))
 		}
 	}
@@ -78,8 +78,8 @@ func (l *Lab) process(host string) *Process {
 	return l.Processes[i]
 }
 
-// offBy returns the fault that stops a host's process, or nil.
-func (l *Lab) offBy(host string) *Fault {
+// OffBy returns the fault that stops a host's process, or nil.
+func (l *Lab) OffBy(host string) *Fault {
 	i := slices.IndexFunc(l.broken, func(f *Fault) bool { return f.off == host })
 	if i < 0 {
 		return nil
@@ -97,8 +97,8 @@ func (l *Lab) remakeKernelFaults() error {
 	return errors.Join(errs...)
 }
 
-// noHost is the error about a host that does not exist.
-func noHost(name string) error {
+// NoHost is the error about a host that does not exist.
+func NoHost(name string) error {
 	if near := configfile.Closest(name, plan.HostNames()); near != "" {
 		return fmt.Errorf("no host %q; did you mean %s?", name, near)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"culvert/gateway/node"
 	"culvert/integration/lab"
+	"culvert/integration/lab/holder"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/reference"
@@ -119,7 +120,7 @@ func Run(ctx context.Context, dir string, o Options, out, progress io.Writer) (e
 	}
 	switch {
 	case err != nil:
-		return lab.KeepLogs(dir, err)
+		return holder.KeepLogs(dir, err)
 	case o.CPUs:
 		return b.printCPUs(out, mode, o)
 	}

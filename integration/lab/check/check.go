@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/node"
 	"culvert/integration/lab"
 	"culvert/integration/lab/attack"
+	"culvert/integration/lab/holder"
 )
 
 // Result is the outcome of a check.
@@ -184,7 +185,7 @@ func Run(ctx context.Context, dir string, o Options, out io.Writer) error {
 		runLab(ctx, filepath.Join(dir, fmt.Sprintf("lab%d", i+1)), l.options, l.checks, p)
 		if ctx.Err() != nil {
 			p.clear()
-			return lab.ErrInterrupted
+			return holder.ErrInterrupted
 		}
 	}
 	return p.finish(dir)

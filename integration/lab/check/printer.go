@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/node"
 	"culvert/integration/lab"
+	"culvert/integration/lab/holder"
 )
 
 // Style is the printer's format.
@@ -55,7 +56,7 @@ const (
 func newPrinter(out io.Writer, o *Options, plan []plannedLab) *printer {
 	p := &printer{out: out, o: o, plan: plan, began: time.Now()}
 	if f, ok := out.(*os.File); ok && o.Style == Brief {
-		p.terminal = lab.IsTerminal(int(f.Fd()))
+		p.terminal = holder.IsTerminal(int(f.Fd()))
 	}
 	if o.Style == Brief || o.Style == Verbose {
 		fmt.Fprint(out, picture)
@@ -182,7 +183,7 @@ func (p *printer) finish(dir string) error {
 		}
 	}
 	if p.failed > 0 {
-		return lab.KeepLogs(dir, ErrFailed)
+		return holder.KeepLogs(dir, ErrFailed)
 	}
 	if p.o.Style == Brief || p.o.Style == Verbose {
 		fmt.Fprint(p.out, next(os.Args[0]))

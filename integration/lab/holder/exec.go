@@ -1,4 +1,4 @@
-package lab
+package holder
 
 import (
 	"context"
@@ -12,9 +12,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab"
 )
 
 // request is a client's only message to a holder; a request to execute is sent with the three
@@ -48,8 +51,16 @@ type response struct {
 
 const maxRequest = 1 << 20 // bytes; environments are large
 
-// Serve calls listening and answers Exec and GetStatus until ctx is done.
-func (l *Lab) Serve(ctx context.Context, listening func()) error {
+// server answers the clients of a lab that is up.
+type server struct {
+	*lab.Lab
+	turn sync.Mutex // one client at a time changes or describes the lab
+}
+
+// Serve calls listening and answers clients until ctx is done, and returns when none changes the
+// lab any more.
+func Serve(ctx context.Context, of *lab.Lab, listening func()) error {
+	l := &server{Lab: of}
 	if err := l.writeHosts(); err != nil {
 		return fmt.Errorf("lab: %w", err)
 	}
@@ -59,6 +70,7 @@ func (l *Lab) Serve(ctx context.Context, listening func()) error {
 	}
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
+	defer l.turn.Lock() // clients that come now wait until the lab has ended
 	listening()
 	for {
 		conn, err := listener.AcceptUnix()
@@ -75,7 +87,7 @@ func (l *Lab) Serve(ctx context.Context, listening func()) error {
 	}
 }
 
-func (l *Lab) answer(ctx context.Context, conn *net.UnixConn) response {
+func (l *server) answer(ctx context.Context, conn *net.UnixConn) response {
 	r, files, err := receive(conn)
 	for _, f := range files {
 		defer f.Close()
@@ -108,10 +120,10 @@ func (l *Lab) answer(ctx context.Context, conn *net.UnixConn) response {
 
 // execute runs the command until it ends. Each byte that the client sends meanwhile is a signal for
 // it; if the client disappears, the command is ended.
-func (l *Lab) execute(conn *net.UnixConn, r *request, files []*os.File) (code int, err error) {
+func (l *server) execute(conn *net.UnixConn, r *request, files []*os.File) (code int, err error) {
 	h := l.Host(r.Host)
 	if h == nil {
-		return 0, fmt.Errorf("exec: %w", noHost(r.Host))
+		return 0, fmt.Errorf("exec: %w", lab.NoHost(r.Host))
 	}
 	if len(files) != 3 || len(r.Args) == 0 {
 		return 0, errors.New("exec: no command")

@@ -1,4 +1,4 @@
-package lab
+package holder
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
@@ -110,7 +111,7 @@ func readResponse(conn *net.UnixConn) (*response, error) {
 	return r, nil
 }
 
-func (l *Lab) status() *Status {
+func (l *server) status() *Status {
 	s := &Status{Description: l.Options.String(), Dir: l.Dir, Broken: l.Broken()}
 	for _, h := range l.Hosts {
 		host := HostStatus{Name: h.Name, Address: h.Address.String()}
@@ -130,12 +131,12 @@ func (l *Lab) status() *Status {
 }
 
 // whyEnded returns why a process does not run; "" if it does.
-func (l *Lab) whyEnded(p *Process) string {
+func (l *server) whyEnded(p *lab.Process) string {
 	if p.Running() {
 		return ""
 	}
-	if f := l.offBy(p.Host.Name); f != nil {
+	if f := l.OffBy(p.Host.Name); f != nil {
 		return "kept off by " + f.Name
 	}
-	return exitError(p.err).Error() + "; culvert-lab restart " + p.Host.Name
+	return p.HowEnded().Error() + "; culvert-lab restart " + p.Host.Name
 }

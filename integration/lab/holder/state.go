@@ -1,4 +1,4 @@
-package lab
+package holder
 
 import (
 	"encoding/json"
@@ -8,11 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab"
 )
 
 // Kind is the purpose of a lab.
@@ -166,11 +167,11 @@ func writeState(dir string, kind Kind, pid int) error {
 
 // processOf returns the process that has this ID now.
 func processOf(pid int) (process, error) {
-	fields, err := ProcessStat(strconv.Itoa(pid))
+	fields, err := lab.ProcessStat(strconv.Itoa(pid))
 	if err != nil {
 		return process{}, err
 	}
-	return process{pid, uint64(fields[statStart])}, nil
+	return process{pid, uint64(fields[lab.StatStart])}, nil
 }
 
 // open returns a pidfd of the process, or -1 if it has ended.
@@ -323,33 +324,6 @@ func upDir() (string, error) {
 				" or remove its files, %s, with culvert-lab down", dir)
 	}
 	return dir, nil
-}
-
-// Fields of proc_pid_stat(5), counted from the third.
-const (
-	StatMinorFaults = 10 - 3
-	StatMajorFaults = 12 - 3
-	StatUser        = 14 - 3
-	StatSystem      = 15 - 3
-	statStart       = 22 - 3 // in clock ticks since boot
-)
-
-// ProcessStat returns a process's numbers from the third field on.
-func ProcessStat(pid string) ([]float64, error) {
-	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
-	if err != nil {
-		return nil, err
-	}
-	// The second field is a name in parentheses, which may contain anything.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(fields) <= statStart {
-		return nil, fmt.Errorf("/proc/%s/stat: %d fields", pid, len(fields))
-	}
-	numbers := make([]float64, statStart+1)
-	for i := range numbers {
-		numbers[i], _ = strconv.ParseFloat(fields[i], 64) // the state is a letter
-	}
-	return numbers, nil
 }
 
 // ErrInterrupted means that the user interrupted a lab.

@@ -1,4 +1,4 @@
-package lab
+package holder
 
 import (
 	"errors"
@@ -35,7 +35,7 @@ func hostname(h *netns.Host) string { return strings.ReplaceAll(h.Name, "/", "-"
 
 // hostsFile is a hosts(5) file for programs in a host. C libraries accept a host's own name, such
 // as milan/pod1; URLs and Go need the other form.
-func (l *Lab) hostsFile(from *netns.Host) string {
+func (l *server) hostsFile(from *netns.Host) string {
 	var text strings.Builder
 	text.WriteString("127.0.0.1 localhost\n::1 localhost\n")
 	for _, to := range l.Hosts {
@@ -47,9 +47,9 @@ func (l *Lab) hostsFile(from *netns.Host) string {
 }
 
 // writeHosts writes each host's hosts file, readable for every user inside.
-func (l *Lab) writeHosts() error {
+func (l *server) writeHosts() error {
 	for _, h := range l.Hosts {
-		err := l.write("hosts", hostname(h), []byte(l.hostsFile(h)))
+		err := l.Write("hosts", hostname(h), []byte(l.hostsFile(h)))
 		if err := errors.Join(err, os.Chmod(l.Path("hosts", hostname(h)), 0o644)); err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func (l *Lab) writeHosts() error {
 
 // enter gives this thread, and the processes that it starts, the host's name and its view of the
 // others' names. It needs a separate thread, see OnThread.
-func (l *Lab) enter(h *netns.Host) error {
+func (l *server) enter(h *netns.Host) error {
 	if err := unix.Unshare(unix.CLONE_NEWUTS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("new name space: %w", err)
 	}

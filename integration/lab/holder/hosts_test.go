@@ -1,29 +1,17 @@
-package lab
+package holder
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
-	"culvert/integration/lab/netns"
+	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 )
 
 // TestNamesMeanWhatIsSeenFromThere looks from hosts of one cluster at hosts of both.
 func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
-	l := new(Lab)
-	add := func(name string, a netip.Addr) { l.Hosts = append(l.Hosts, &netns.Host{Name: name, Address: a}) }
-	for i := range plan.V4 {
-		c := &plan.V4[i]
-		add(c.Name+"/router", c.Underlay.Addr())
-		add(c.Name+"/gateway", c.Gateway)
-		add(c.Name+"/client", c.Client)
-		for _, n := range c.Nodes {
-			add(c.Name+"/"+n.Name, n.Underlay)
-			add(c.Name+"/"+n.PodName, n.Pod)
-		}
-	}
+	l := &server{Lab: lab.Unbuilt(lab.Options{})}
 	for _, h := range l.Hosts {
 		if !slices.Contains(plan.HostNames(), h.Name) {
 			t.Error("HostNames() lacks", h.Name)

@@ -1,4 +1,4 @@
-package lab
+package holder
 
 import (
 	"cmp"
@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"culvert/integration/lab"
 )
 
 // holderEnv passes the lab's folder to the holder, and marks it as one.
@@ -128,7 +130,7 @@ func Detach(ctx context.Context, args []string, report func(format string, args 
 		return err
 	}
 	if string(said) != readyWord {
-		return fmt.Errorf("up: %s", cmp.Or(string(said), Tail(log.Name(), 20), "the holder was killed"))
+		return fmt.Errorf("up: %s", cmp.Or(string(said), lab.Tail(log.Name(), 20), "the holder was killed"))
 	}
 	return h.cmd.Process.Release()
 }
@@ -230,8 +232,8 @@ func (h *holder) remove() {
 	}
 }
 
-// EnterHolder is the first action of a holder: it waits for permission.
-func EnterHolder() error {
+// Enter is the first action of a holder: it waits for permission.
+func Enter() error {
 	unix.CloseOnExec(permitFD)
 	unix.CloseOnExec(readyFD)
 	permit := os.NewFile(permitFD, "permit")
