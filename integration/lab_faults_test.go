@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"culvert/integration/lab"
 	"culvert/integration/lab/check"
+	labfault "culvert/integration/lab/fault"
 	"culvert/integration/lab/holder"
 )
 
@@ -38,7 +38,7 @@ func TestLabFaults(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			if least := len(lab.Faults()) - 2; count < least { // without ARP in tun mode, two faults are missing
+			if least := len(labfault.All()) - 2; count < least { // without ARP in tun mode, two faults are missing
 				t.Errorf("%d faults and other checks, want %d or more", count, least)
 			}
 			u.requireNothingLeft()
@@ -55,7 +55,7 @@ func TestLabFaultsNamed(t *testing.T) {
 	t.Parallel()
 	names, want := quicklyNamed, strings.Count(quicklyNamed, ",")+1
 	if os.Getenv(longEnv) != "" {
-		names, want = "all", len(lab.Faults())
+		names, want = "all", len(labfault.All())
 	}
 	u := newLabUser(t).ordinary()
 	u.need("vxlan")

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
-	"culvert/integration/lab"
+	"culvert/integration/lab/fault"
 	"culvert/integration/lab/holder"
 )
 
@@ -30,7 +30,7 @@ func newBreakCommand() *cobra.Command {
 		}
 		out := cmd.OutOrStdout()
 		if len(names) == 0 && asJSON {
-			return json.NewEncoder(out).Encode(lab.Faults())
+			return json.NewEncoder(out).Encode(fault.All())
 		} else if len(names) == 0 {
 			return printFaults(out)
 		}
@@ -41,7 +41,7 @@ func newBreakCommand() *cobra.Command {
 		if asJSON {
 			return json.NewEncoder(out).Encode(s)
 		}
-		for _, f := range lab.Faults() {
+		for _, f := range fault.All() {
 			for _, name := range names {
 				if f.Name == name {
 					fmt.Fprintf(out, "%s: %s\nnow %s\n", f.Name, f.Does, f.Symptom)
@@ -57,7 +57,7 @@ func newBreakCommand() *cobra.Command {
 
 func printFaults(out io.Writer) error {
 	w := cli.NewTable(out)
-	for _, f := range lab.Faults() {
+	for _, f := range fault.All() {
 		fmt.Fprintf(w, "%s\t%s\n", f.Name, f.Does)
 	}
 	return w.Flush()

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert/integration/lab"
+	"culvert/integration/lab/fault"
 	"culvert/integration/lab/holder"
 	"culvert/integration/lab/plan"
 )
@@ -28,7 +28,7 @@ func completeFaults(made bool) cobra.CompletionFunc {
 		if s, err := holder.GetStatus(cmd.Context()); err == nil {
 			broken = s.Broken
 		}
-		for _, f := range lab.Faults() {
+		for _, f := range fault.All() {
 			if slices.Contains(broken, f.Name) == made && !slices.Contains(args, f.Name) {
 				offers = append(offers, f.Name+"\t"+f.Does)
 			}

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/node"
 	"culvert/integration/lab"
 	"culvert/integration/lab/check"
+	"culvert/integration/lab/fault"
 	"culvert/integration/lab/holder"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
@@ -122,7 +123,7 @@ func newCheckCommand() *cobra.Command {
 	cmd.MarkFlagsMutuallyExclusive("faults", "named")
 	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		if err := lab.ValidNames(named); err != nil {
+		if err := fault.ValidNames(named); err != nil {
 			return fmt.Errorf("--named: %w", err)
 		}
 		if verbose && !brief {
@@ -236,7 +237,8 @@ func holdLab(cmd *cobra.Command, dir, culvert string, flags *labFlags) error {
 	}
 	o := lab.Standard(modes[0], offloads[0])
 	o.Culvert = culvert
-	l, err := lab.Start(cmd.Context(), dir, o)
+	built, err := lab.Start(cmd.Context(), dir, o)
+	l := &fault.Lab{Lab: built}
 	if err == nil {
 		err = holder.Serve(cmd.Context(), l, func() { holder.Ready(nil) })
 	} else {

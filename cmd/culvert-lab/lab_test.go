@@ -16,7 +16,7 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/control"
-	"culvert/integration/lab"
+	"culvert/integration/lab/fault"
 	"culvert/integration/lab/holder"
 	"culvert/integration/need"
 )
@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "write the generated files of docs/")
 // TestGeneratedDocs -update writes it.
 func TestGeneratedDocs(t *testing.T) {
 	const name = "../../docs/faults.md"
-	want := cli.WrapLines(lab.FaultReference(), 100)
+	want := cli.WrapLines(fault.Page(), 100)
 	if *update {
 		need.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 	}

@@ -6,8 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
 	"culvert/integration/need"
@@ -106,14 +105,7 @@ func TestChecksFail(t *testing.T) {
 func TestMTUChecks(t *testing.T) {
 	l := buildOne(t, true)
 	for _, node := range []string{"rome/node1", "rome/node2"} {
-		err := l.Host(node).Do(func() error {
-			eth0, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return netlink.LinkSetMTU(eth0, probe.SmallMTU)
-		})
-		need.NoError(t, err)
+		need.NoError(t, l.Host(node).Do(func() error { return netns.SetMTU("eth0", probe.SmallMTU) }))
 	}
 	e, back := within(l, "rome/pod1", "rome/pod2"), within(l, "rome/pod2", "rome/pod1")
 	if figure, err := e.CheckFragments(t.Context()); err != nil {

@@ -34,7 +34,7 @@ func (l *Lab) WriteConfigs() error {
 			return err
 		}
 	}
-	for host, config := range l.configs() {
+	for host, config := range l.Configs() {
 		cluster, name, _ := strings.Cut(host, "/")
 		if err := l.WriteYAML(cluster, name+".yaml", config); err != nil {
 			return err
@@ -43,8 +43,8 @@ func (l *Lab) WriteConfigs() error {
 	return nil
 }
 
-// configs returns the configurations of all gateways and nodes, by host.
-func (l *Lab) configs() map[string]Object {
+// Configs returns the configurations of all gateways and nodes, by host.
+func (l *Lab) Configs() map[string]Object {
 	all := make(map[string]Object)
 	for i := range plan.V4 {
 		c := &plan.V4[i]

@@ -20,13 +20,7 @@
 // user-space forwarder on the node, which can keep a client's address as the kernel's NAT does. For
 // checks of Services that a node serves, a second culvert node runs there, with services only.
 //
-// # Faults
-//
-// A fault changes configurations, stops a process, or changes a host's kernel. Configurations are
-// never edited but written again for the current set of faults, and processes whose configuration
-// has changed are restarted; so faults can be combined and mended in any order. Kernels need
-// neither netfilter nor traffic control: a firewall is a policy rule, a black hole for large
-// packets a link with a small MTU.
+// # Sandboxes
 //
 // With Options.Sandbox a gateway is an OCI container that runsc runs inside the gateway's
 // namespace. Its processes and mounts disappear with the holder. Its control groups survive a

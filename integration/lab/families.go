@@ -1,19 +1,9 @@
 package lab
 
 import (
-	"golang.org/x/sys/unix"
-
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
-
-// families are the address families of a lab's kernels, by netlink's numbers.
-func (l *Lab) families() []int {
-	if l.Options.Inside == IPv4 && !l.Options.Outside6 {
-		return []int{unix.AF_INET}
-	}
-	return []int{unix.AF_INET, unix.AF_INET6}
-}
 
 // Plans are the plans of the lab's families for pods.
 func (l *Lab) Plans() []*plan.Plan {

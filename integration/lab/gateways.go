@@ -227,3 +227,8 @@ func (l *Lab) Dropped(ctx context.Context) string {
 	}
 	return all.String()
 }
+
+// Socket is the control socket of the gateway of clusters[i].
+func (l *Lab) Socket(i int) string {
+	return filepath.Join(l.Dir, "culvert", plan.V4[i].Name+"-"+plan.V4[1-i].Name+".sock")
+}

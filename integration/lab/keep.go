@@ -69,7 +69,7 @@ func KeepChecks(short bool) func(*Lab) []Check {
 			Check{"kill -9, young", fmt.Sprintf("%d of each kind, not saved", youngOf), l.checkYoung},
 			Check{"restart, no folder", fmt.Sprintf("%d of each kind", youngOf), l.checkForgotten},
 			Check{"restart, kernel parts", between, func(ctx context.Context) (string, error) {
-				return l.checkKernelParts(ctx, n, l.stop)
+				return l.checkKernelParts(ctx, n, l.StopProcess)
 			}},
 			Check{"kill -9, kernel parts", between, func(ctx context.Context) (string, error) {
 				return l.checkKernelParts(ctx, n, l.killKernelParts)
@@ -117,7 +117,7 @@ func (l *Lab) eachGateway(c *flowSet, bound time.Duration, do func(*Process) err
 		}
 	}
 	for i := range plan.V4 {
-		p := l.process(plan.V4[i].Name + "/gateway")
+		p := l.Process(plan.V4[i].Name + "/gateway")
 		time.Sleep(2 * flowPause)
 		c.resetLateness()
 		step.Try(do(p))
@@ -158,7 +158,7 @@ func (l *Lab) kill(ctx context.Context, p *Process) error {
 	if err := p.kill(); err != nil {
 		return err
 	}
-	return l.startAgain(ctx, p.Host.Name)
+	return l.StartAgain(ctx, p.Host.Name)
 }
 
 // kill ends the process by SIGKILL.
@@ -206,10 +206,10 @@ func (l *Lab) checkYoung(ctx context.Context) (_ string, err error) {
 func (l *Lab) checkForgotten(ctx context.Context) (string, error) {
 	return l.lossOf(ctx, func(p *Process) (err error) {
 		defer step.Catch(&err)
-		step.Try(l.stop(p))
+		step.Try(l.StopProcess(p))
 		c := plan.Of(p.Host.Name)
 		step.Try(os.RemoveAll(l.Path(c.Name, "state/"+plan.Other(c).Name)))
-		return l.startAgain(ctx, p.Host.Name)
+		return l.StartAgain(ctx, p.Host.Name)
 	})
 }
 

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -93,14 +92,12 @@ type Lab struct {
 	Hosts     []*netns.Host
 	six       map[string]*netns.Host // the same by name, with their IPv6 addresses
 	Processes []*Process
-	broken    []*Fault
-	loads     map[*Fault]*loading
 	flowSets  int           // number of flow sets made
 	cut       time.Duration // the longest cut of hand-overs
 }
 
-// startTimeout is how long a gateway or node may take to serve, even on a busy machine.
-const startTimeout = time.Minute
+// StartTimeout is how long a gateway or node may take to serve, even on a busy machine.
+const StartTimeout = time.Minute
 
 // Start builds the clusters and waits until their gateways and nodes serve. It works only in the
 // holder, see Isolate. The caller must call Stop even after an error, which says where the logs
@@ -134,7 +131,7 @@ func Start(ctx context.Context, dir string, o Options) (*Lab, error) {
 	if err := l.WriteConfigs(); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
 	if err := l.startProcesses(ctx); err != nil {
 		return l, fmt.Errorf("lab: %w", err)
@@ -161,7 +158,7 @@ func (l *Lab) Host(name string) *netns.Host {
 // Stop ends all processes with SIGTERM, in at most stopTimeout, and releases the namespaces. The
 // error reports processes that did not end cleanly.
 func (l *Lab) Stop() error {
-	err := errors.Join(l.endLoads(nil), end(l.Processes...))
+	err := end(l.Processes...)
 	for _, h := range l.Hosts {
 		h.Close()
 	}

@@ -31,13 +31,13 @@ func TestReferenceLeavesNothing(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- h.Do(func() error { return reference.Run(ctx, file) }) }()
-	limit := time.After(startTimeout)
+	limit := time.After(StartTimeout)
 	for referenceReady(ctx, h) != nil {
 		select {
 		case err := <-ended:
 			t.Fatal("ended at once:", err)
 		case <-limit:
-			t.Fatal("no nftables table after", startTimeout)
+			t.Fatal("no nftables table after", StartTimeout)
 		case <-time.After(step.Poll):
 		}
 	}

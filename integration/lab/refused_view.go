@@ -71,7 +71,7 @@ func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
 		return lines, nil
 	}
 	var connections []*gatewaycontrol.Connection
-	err = gatewaycontrol.Each(ctx, gatewaycontrol.NewClient(l.socket(i)), "/v1/connections", nil,
+	err = gatewaycontrol.Each(ctx, gatewaycontrol.NewClient(l.Socket(i)), "/v1/connections", nil,
 		func(n *gatewaycontrol.Connection) bool {
 			n.IdleSeconds, n.LeftSeconds = 0, 0
 			connections = append(connections, n)
@@ -89,7 +89,7 @@ func (l *Lab) configured(ctx context.Context, i int) ([]string, error) {
 	if l.Options.Sandbox.Runsc != "" { // its control socket is not on the host
 		return nil, nil
 	}
-	c := gatewaycontrol.NewClient(l.socket(i))
+	c := gatewaycontrol.NewClient(l.Socket(i))
 	s, err := c.Status(ctx)
 	if err != nil {
 		return nil, err

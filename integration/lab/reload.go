@@ -44,7 +44,7 @@ func (l *Lab) SendHangup(ctx context.Context, i int, want string) (line string, 
 	p := l.Gateway(i)
 	before := step.Must(ReadLines(p.Log))
 	step.Try(p.Signal(unix.SIGHUP))
-	step.Try(step.Await(ctx, startTimeout, step.Poll, func() error {
+	step.Try(step.Await(ctx, StartTimeout, step.Poll, func() error {
 		log, err := ReadLines(p.Log)
 		for line = range strings.Lines(log[min(len(before), len(log)):]) {
 			if strings.Contains(line, appliedText) || strings.Contains(line, RefusedText) {
@@ -60,7 +60,7 @@ func (l *Lab) SendHangup(ctx context.Context, i int, want string) (line string, 
 }
 
 // Gateway returns the gateway process of clusters[i].
-func (l *Lab) Gateway(i int) *Process { return l.process(plan.V4[i].Name + "/gateway") }
+func (l *Lab) Gateway(i int) *Process { return l.Process(plan.V4[i].Name + "/gateway") }
 
 func (l *Lab) reloadChecks(p *plan.Plan) []Check {
 	return []Check{

@@ -119,7 +119,7 @@ func (l *Lab) ServeOn(ctx context.Context, c *plan.Cluster, serve []Object, do f
 		_, err := gatewayGet(ctx, h, "/healthz") // answered only once everything is served
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 	defer cancel()
 	if err := p.waitReady(ctx); err != nil {
 		return err

@@ -187,7 +187,7 @@ func (l *Lab) traceChecks(p *plan.Plan, i int) []Check {
 // firstContact is a check that pings until there is an answer: handshakes and ARP take a moment.
 func firstContact(e *probe.Ends) Check {
 	return Check{"first contact", e.Path(), func(ctx context.Context) (string, error) {
-		ctx, cancel := context.WithTimeout(ctx, startTimeout)
+		ctx, cancel := context.WithTimeout(ctx, StartTimeout)
 		defer cancel()
 		began := time.Now()
 		err := e.Reach(ctx)

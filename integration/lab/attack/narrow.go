@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/netns"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
@@ -22,7 +23,7 @@ func (l *attacks) checkNarrow(device string, e *probe.Ends) func(context.Context
 	// (RFC 8200, Section 5).
 	mtu, gateway := l.ofOuter(1340, 1380), l.Host("milan/gateway")
 	set := func(mtu int) error {
-		return gateway.Do(func() error { return lab.SetMTU(device, mtu)(l.Lab) })
+		return gateway.Do(func() error { return netns.SetMTU(device, mtu) })
 	}
 	return func(ctx context.Context) (_ string, err error) {
 		defer step.Catch(&err)

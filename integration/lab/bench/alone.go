@@ -14,6 +14,7 @@ import (
 	"culvert/gateway/node"
 	"culvert/geneve"
 	"culvert/integration/lab"
+	"culvert/integration/lab/fault"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
@@ -148,8 +149,8 @@ func trainOfNode(l *lab.Lab, size int) (train []byte, datagram int, err error) {
 	to := geneve.MAC(vni, geneve.Gateway)
 	one = append(append(append(one, to[:]...), own[:]...), unix.ETH_P_IP>>8, unix.ETH_P_IP&0xff)
 	target := plan.V4[1].Seen(plan.V4[1].Nodes[0].Pod)
-	one = append(one, probe.DatagramOf(netip.AddrPortFrom(n.Pod, lab.DiscardPort), netip.AddrPortFrom(target,
-		lab.DiscardPort), make([]byte, size)...).Bytes()...)
+	one = append(one, probe.DatagramOf(netip.AddrPortFrom(n.Pod, fault.DiscardPort), netip.AddrPortFrom(target,
+		fault.DiscardPort), make([]byte, size)...).Bytes()...)
 	for range min(trainMost, trainMostBytes/len(one)) {
 		train = append(train, one...)
 	}

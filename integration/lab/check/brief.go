@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/fault"
 )
 
 // picture is a packet's path. Each line has a figure to look for.
@@ -29,7 +30,7 @@ func next(program string) string {
       2. %[1]s exec rome/pod1 ping milan/pod1       from one to the other
       3. %[1]s break wrong-vni                      %[2]d faults to learn from; mend
       4. %[3]s init try --here                          your own network, in 8 commands
-`, program, len(lab.Faults()), culvert)
+`, program, len(fault.All()), culvert)
 }
 
 // brief describes the lab in a few words.

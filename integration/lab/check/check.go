@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/node"
 	"culvert/integration/lab"
 	"culvert/integration/lab/attack"
+	"culvert/integration/lab/fault"
 	"culvert/integration/lab/holder"
 )
 
@@ -136,9 +137,9 @@ func (o *Options) attackLabs(mode node.Mode) (all []plannedLab) {
 
 // faultLabs are labs in which faults are made, over one family inside.
 func (o *Options) faultLabs(mode node.Mode) (all []plannedLab) {
-	checks, seconds := lab.FaultChecks, 20.0
+	checks, seconds := fault.Checks, 20.0
 	if len(o.Named) > 0 {
-		checks, seconds = lab.NamedChecks(o.Named), 10*float64(len(o.Named))
+		checks, seconds = fault.NamedChecks(o.Named), 10*float64(len(o.Named))
 	}
 	for _, kind := range []string{ipv4Labs, inside6Labs, outer6Labs} {
 		for _, offloads := range o.Offloads {

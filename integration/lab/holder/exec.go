@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/fault"
 )
 
 // request is a client's only message to a holder; a request to execute is sent with the three
@@ -53,13 +54,13 @@ const maxRequest = 1 << 20 // bytes; environments are large
 
 // server answers the clients of a lab that is up.
 type server struct {
-	*lab.Lab
+	*fault.Lab
 	turn sync.Mutex // one client at a time changes or describes the lab
 }
 
 // Serve calls listening and answers clients until ctx is done, and returns when none changes the
 // lab any more.
-func Serve(ctx context.Context, of *lab.Lab, listening func()) error {
+func Serve(ctx context.Context, of *fault.Lab, listening func()) error {
 	l := &server{Lab: of}
 	if err := l.writeHosts(); err != nil {
 		return fmt.Errorf("lab: %w", err)

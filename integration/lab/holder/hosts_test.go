@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"culvert/integration/lab"
+	"culvert/integration/lab/fault"
 	"culvert/integration/lab/plan"
 )
 
 // TestNamesMeanWhatIsSeenFromThere looks from hosts of one cluster at hosts of both.
 func TestNamesMeanWhatIsSeenFromThere(t *testing.T) {
-	l := &server{Lab: lab.Unbuilt(lab.Options{})}
+	l := &server{Lab: &fault.Lab{Lab: lab.Unbuilt(lab.Options{})}}
 	for _, h := range l.Hosts {
 		if !slices.Contains(plan.HostNames(), h.Name) {
 			t.Error("HostNames() lacks", h.Name)

@@ -47,6 +47,15 @@ func Connect(a, b LinkEnd, mtu int, offloads bool) error {
 	return nil
 }
 
+// SetMTU changes the MTU of a link of this thread's namespace.
+func SetMTU(link string, mtu int) error {
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", link, err)
+	}
+	return netlink.LinkSetMTU(l, mtu)
+}
+
 // raise finishes the end on a thread in its namespace.
 func (e *LinkEnd) raise(offloads bool) error {
 	l, err := netlink.LinkByName(e.Name)

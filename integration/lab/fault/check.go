@@ -1,4 +1,4 @@
-package lab
+package fault
 
 import (
 	"context"
@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	gatewaycontrol "culvert/gateway/control"
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
 )
@@ -24,11 +26,13 @@ const (
 	faultPatience = 250 * time.Millisecond // how long something that a fault cuts must stay silent
 )
 
-// FaultChecks make each fault, check its symptom, and mend it.
-func FaultChecks(l *Lab) (checks []Check) {
+// Checks make each fault, check its symptom, and mend it.
+func Checks(of *lab.Lab) (checks []lab.Check) {
+	l := &Lab{Lab: of}
 	for i := range faults {
 		if f := &faults[i]; f.not != l.Options.Mode {
-			checks = append(checks, Check{"fault", f.Name, func(ctx context.Context) (string, error) {
+			checks = append(checks, lab.Check{Name: "fault", Path: f.Name, Run: func(ctx context.Context) (string,
+				error) {
 				return l.checkFault(ctx, f)
 			}})
 		}
@@ -182,7 +186,7 @@ func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
 
 // awaitDrop waits until rome's gateway has dropped packets of its nodes for one of these reasons.
 func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
-	return step.Await(ctx, ReachTimeout, probe.Pace, func() error {
+	return step.Await(ctx, lab.ReachTimeout, probe.Pace, func() error {
 		s, err := l.gatewayStatus(ctx, 0)
 		if err == nil && !slices.ContainsFunc(s.Outbound.Drops,
 			func(d gatewaycontrol.Drop) bool { return slices.Contains(reasons, d.Reason) }) {
@@ -204,7 +208,7 @@ func halfPasses(ctx context.Context, e *probe.Ends) (err error) {
 		defer conn.Close()
 		waiting[conn] = true
 	}
-	for began := time.Now(); len(waiting) == flows && time.Since(began) < ReachTimeout; {
+	for began := time.Now(); len(waiting) == flows && time.Since(began) < lab.ReachTimeout; {
 		for conn := range waiting {
 			step.Must(conn.Write([]byte("x")))
 		}
@@ -226,7 +230,7 @@ func halfPasses(ctx context.Context, e *probe.Ends) (err error) {
 func observe(ctx context.Context, e *probe.Ends, size int, answers bool) error {
 	limit := faultPatience
 	if answers {
-		limit = ReachTimeout
+		limit = lab.ReachTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -238,4 +242,12 @@ func observe(ctx context.Context, e *probe.Ends, size int, answers bool) error {
 		return fmt.Errorf("%s: packets of %d bytes do not pass: %w", e.Path(), size, err)
 	}
 	return nil
+}
+
+// families are the address families of a lab's kernels, by netlink's numbers.
+func (l *Lab) families() []int {
+	if l.Options.Inside == lab.IPv4 && !l.Options.Outside6 {
+		return []int{unix.AF_INET}
+	}
+	return []int{unix.AF_INET, unix.AF_INET6}
 }

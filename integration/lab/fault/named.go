@@ -1,4 +1,4 @@
-package lab
+package fault
 
 import (
 	"context"
@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	gatewaycontrol "culvert/gateway/control"
+	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
@@ -55,12 +57,14 @@ func ValidNames(names []string) error {
 }
 
 // NamedChecks make faults, wait until a gateway's status names them, and mend them.
-func NamedChecks(names []string) func(*Lab) []Check {
-	return func(l *Lab) (checks []Check) {
+func NamedChecks(names []string) func(*lab.Lab) []lab.Check {
+	return func(of *lab.Lab) (checks []lab.Check) {
+		l := &Lab{Lab: of}
 		for i := range faults {
 			f := &faults[i]
 			if f.not != l.Options.Mode && (slices.Contains(names, f.Name) || slices.Contains(names, "all")) {
-				checks = append(checks, Check{"named", f.Name, func(ctx context.Context) (string, error) {
+				checks = append(checks, lab.Check{Name: "named", Path: f.Name, Run: func(ctx context.Context) (string,
+					error) {
 					return l.checkNamed(ctx, f)
 				}})
 			}
@@ -96,7 +100,7 @@ func (l *Lab) checkNamed(ctx context.Context, f *Fault) (_ string, err error) {
 // waitMeasured waits until the gateways have measured the paths to each other and to the nodes, as
 // in normal use.
 func (l *Lab) waitMeasured(ctx context.Context) error {
-	return step.Await(ctx, ReachTimeout, statusPace, func() error {
+	return step.Await(ctx, lab.ReachTimeout, statusPace, func() error {
 		for i := range plan.V4 {
 			s, err := l.gatewayStatus(ctx, i)
 			if err != nil {
@@ -113,7 +117,7 @@ func (l *Lab) waitMeasured(ctx context.Context) error {
 
 // gatewayStatus asks the gateway of clusters[i].
 func (l *Lab) gatewayStatus(ctx context.Context, i int) (*gatewaycontrol.Status, error) {
-	return gatewaycontrol.NewClient(l.socket(i)).Status(ctx)
+	return gatewaycontrol.NewClient(l.Socket(i)).Status(ctx)
 }
 
 // finding is a finding of a cluster's gateway.
@@ -197,4 +201,53 @@ func (l *Lab) useAll(ctx context.Context) {
 		}
 	}
 	users.Wait()
+}
+
+// logSizes returns how long the logs of both gateways are, by host.
+func (l *Lab) logSizes() map[string]int {
+	sizes := make(map[string]int)
+	for i := range plan.V4 {
+		host := plan.V4[i].Name + "/gateway"
+		text, _ := lab.ReadLines(l.Process(host).Log) // length 0 if it cannot be read
+		sizes[host] = len(text)
+	}
+	return sizes
+}
+
+// waitLogged waits until a log has a line about the fault that is not within sizes: at level info
+// or above, in the words of the status, with the remedy.
+func (l *Lab) waitLogged(ctx context.Context, f *Fault, sizes map[string]int, began time.Time) error {
+	return step.Await(ctx, loggedWithin-time.Since(began), statusPace, func() error {
+		lines := 0
+		for n := f.Named; n != nil; n = n.Or {
+			host := n.Cluster + "/gateway"
+			text, err := lab.ReadLines(l.Process(host).Log)
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(text[min(sizes[host], len(text)):]) {
+				if lines++; n.logs(line) {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("%s: of %d lines, none of the log of %s says: %s", f.Does, lines, f.Named.Cluster,
+			f.Named.sentence())
+	})
+}
+
+var messageOf = regexp.MustCompile(` level=(?:info|warning) msg=("(?:[^"\\]|\\.)*") `)
+
+// logs reports whether a log line is n's, from its beginning to the end of its remedy.
+func (n *Named) logs(line string) bool {
+	cause, message := lab.CauseOf.FindStringSubmatch(line), messageOf.FindStringSubmatch(line)
+	if cause == nil || message == nil || cause[1] != n.Cause {
+		return false
+	}
+	text, err := strconv.Unquote(message[1])
+	if err != nil {
+		return false
+	}
+	words := regexp.QuoteMeta(n.sentence())
+	return regexp.MustCompile("^" + strings.ReplaceAll(words, "…", ".+?") + "$").MatchString(text)
 }

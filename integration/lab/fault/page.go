@@ -1,4 +1,4 @@
-package lab
+package fault
 
 import (
 	"fmt"
@@ -28,9 +28,9 @@ var symptoms = []struct {
 	{Unmeasured, "All is well, and the status warns of the peer"},
 }
 
-// FaultReference is the page of all faults, with what culvert status says about each. Its
+// Page is the page of all faults, with what culvert status says about each. Its
 // paragraphs and the elements of its lists are lines, which cli.WrapLines wraps.
-func FaultReference() string {
+func Page() string {
 	var b, others strings.Builder
 	named, made := 0, make(map[string]string) // the fault that has each finding first
 	causes := make(map[string]bool)

@@ -1,4 +1,4 @@
-package lab
+package fault
 
 import (
 	"bytes"
@@ -14,9 +14,29 @@ import (
 
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/step"
 )
+
+// Lab is a lab in which faults can be made.
+type Lab struct {
+	*lab.Lab
+	broken []*Fault
+	loads  map[*Fault]*loading
+}
+
+// Restart restarts a gateway or node that no fault keeps off.
+func (l *Lab) Restart(ctx context.Context, host string) error {
+	if f := l.OffBy(host); f != nil {
+		return fmt.Errorf("%s is kept off by the fault %s; take it back first: culvert-lab mend %s", host,
+			f.Name, f.Name)
+	}
+	return errors.Join(l.Lab.Restart(ctx, host), l.remakeKernelFaults())
+}
+
+// Stop ends the loads of faults, and the lab.
+func (l *Lab) Stop() error { return errors.Join(l.endLoads(nil), l.Lab.Stop()) }
 
 // Fault is a mistake that a lab can make, for learning and for tests. Faults of a node are made at
 // rome/node1, faults of a gateway at rome's unless the name says milan.
@@ -37,7 +57,7 @@ type Fault struct {
 }
 
 // change changes the configuration of a gateway or node, in a lab whose nodes use a mode.
-type change func(config Object, mode node.Mode)
+type change func(config lab.Object, mode node.Mode)
 
 // Symptom is what users notice of a fault.
 type Symptom string
@@ -65,8 +85,8 @@ type kernelFault struct {
 	do, undo func(l *Lab) error
 }
 
-// Faults returns all faults.
-func Faults() []Fault { return slices.Clone(faults) }
+// All returns all faults.
+func All() []Fault { return slices.Clone(faults) }
 
 func findFault(name string) (*Fault, error) {
 	i := slices.IndexFunc(faults, func(f Fault) bool { return f.Name == name })
@@ -130,7 +150,7 @@ func (l *Lab) Mend(ctx context.Context, names ...string) (err error) {
 
 // setBroken makes these the lab's faults. One that fails does not stop the rest.
 func (l *Lab) setBroken(ctx context.Context, broken []*Fault) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lab.StartTimeout)
 	defer cancel()
 	before := l.broken
 	l.broken = broken
@@ -171,7 +191,7 @@ func (l *Lab) eachKernel(f *Fault, do bool) error {
 }
 
 // edit applies the faults' changes to a host's configuration.
-func (l *Lab) edit(host string, config Object) Object {
+func (l *Lab) edit(host string, config lab.Object) lab.Object {
 	for _, f := range l.broken {
 		if change := f.files[host]; change != nil {
 			change(config, l.Options.Mode)
@@ -182,18 +202,18 @@ func (l *Lab) edit(host string, config Object) Object {
 
 // marshal writes a configuration as yaml.Marshal does. Faults are written with IPv4 addresses,
 // which it replaces in a lab without IPv4.
-func (l *Lab) marshal(config Object) ([]byte, error) {
+func (l *Lab) marshal(config lab.Object) ([]byte, error) {
 	text, err := json.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
-	return yaml.JSONToYAML([]byte(plan.AsIPv6(string(text), l.Options.Inside == IPv6, l.Options.Outside6)))
+	return yaml.JSONToYAML([]byte(plan.AsIPv6(string(text), l.Options.Inside == lab.IPv6, l.Options.Outside6)))
 }
 
 // rewriteConfigs writes the configurations that differ from their files, and returns their hosts.
 func (l *Lab) rewriteConfigs() (changed []string, err error) {
 	defer step.Catch(&err)
-	for host, config := range l.configs() {
+	for host, config := range l.Configs() {
 		text := step.Must(l.marshal(l.edit(host, config)))
 		cluster, name, _ := strings.Cut(host, "/")
 		if old := step.Must(os.ReadFile(l.Path(cluster, name+".yaml"))); bytes.Equal(old, text) {
@@ -203,4 +223,43 @@ func (l *Lab) rewriteConfigs() (changed []string, err error) {
 		changed = append(changed, host)
 	}
 	return changed, nil
+}
+
+// restart ends the gateways and nodes of hosts, and starts those again that no fault stops.
+// Gateways are restarted together, the server first: a client notices only after a while that its
+// server has forgotten their session.
+func (l *Lab) restart(ctx context.Context, hosts []string) error {
+	if slices.ContainsFunc(hosts, plan.IsGateway) {
+		both := []string{plan.V4[1].Name + "/gateway", plan.V4[0].Name + "/gateway"}
+		hosts = append(both, slices.DeleteFunc(hosts, func(name string) bool { return slices.Contains(both, name) })...)
+	}
+	var errs []error
+	for _, name := range hosts {
+		errs = append(errs, l.StopProcess(l.Process(name)))
+	}
+	for _, name := range hosts {
+		if l.OffBy(name) == nil {
+			errs = append(errs, l.StartAgain(ctx, name))
+		}
+	}
+	return errors.Join(append(errs, l.remakeKernelFaults())...)
+}
+
+// OffBy returns the fault that stops a host's process, or nil.
+func (l *Lab) OffBy(host string) *Fault {
+	i := slices.IndexFunc(l.broken, func(f *Fault) bool { return f.off == host })
+	if i < 0 {
+		return nil
+	}
+	return l.broken[i]
+}
+
+// remakeKernelFaults makes the kernels' faults again, including those that disappeared with the
+// link of a restarted node.
+func (l *Lab) remakeKernelFaults() error {
+	var errs []error
+	for _, f := range l.broken {
+		errs = append(errs, l.eachKernel(f, true))
+	}
+	return errors.Join(errs...)
 }

@@ -1,4 +1,4 @@
-package lab
+package fault
 
 import (
 	"errors"
@@ -10,15 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 	"culvert/integration/lab/netns"
 	"culvert/integration/lab/plan"
 )
 
 // edit changes fields of a host's configuration: pairs of a path and a value.
 func edit(host string, pairs ...any) map[string]change {
-	return map[string]change{host: func(config Object, _ node.Mode) {
+	return map[string]change{host: func(config lab.Object, _ node.Mode) {
 		for i := 0; i < len(pairs); i += 2 {
-			Set(config, pairs[i].(string), pairs[i+1])
+			lab.Set(config, pairs[i].(string), pairs[i+1])
 		}
 	}}
 }
@@ -26,9 +27,9 @@ func edit(host string, pairs ...any) map[string]change {
 // wrongCIDR gives a gateway a wrong pod CIDR of the other cluster, with the remaps that nodes
 // route. It chooses none, so that none is stored.
 func wrongCIDR(host, pods, external string) map[string]change {
-	return edit(host, "state", nil, "ipam", nil, "network.remote", Object{
-		"podCIDRs":      []Object{{"cidr": "10.9.0.0/16", "remap": pods}},
-		"externalCIDRs": []Object{{"cidr": "10.70.0.0/16", "remap": external}},
+	return edit(host, "state", nil, "ipam", nil, "network.remote", lab.Object{
+		"podCIDRs":      []lab.Object{{"cidr": "10.9.0.0/16", "remap": pods}},
+		"externalCIDRs": []lab.Object{{"cidr": "10.70.0.0/16", "remap": external}},
 	})
 }
 
@@ -43,8 +44,8 @@ func both(pairs ...any) map[string]change {
 func withoutState(changes map[string]change) map[string]change {
 	all := make(map[string]change)
 	for _, host := range []string{"rome/gateway", "milan/gateway"} {
-		all[host] = func(config Object, mode node.Mode) {
-			config["ipam"].(Object)["file"] = filepath.Join(config["state"].(string), "ipam.json") // as before
+		all[host] = func(config lab.Object, mode node.Mode) {
+			config["ipam"].(lab.Object)["file"] = filepath.Join(config["state"].(string), "ipam.json") // as before
 			delete(config, "state")
 			if change := changes[host]; change != nil {
 				change(config, mode)
@@ -56,11 +57,14 @@ func withoutState(changes map[string]change) map[string]change {
 
 // editFirst changes a field of what rome's gateway knows of its first node.
 func editFirst(field string, value any) map[string]change {
-	return editFirstNode(func(n Object, _ node.Mode) { n[field] = value })
+	return editFirstNode(func(n lab.Object, _ node.Mode) { n[field] = value })
 }
 
 func editFirstNode(edit change) map[string]change {
-	return map[string]change{"rome/gateway": func(config Object, mode node.Mode) { edit(NodesOf(config)[0], mode) }}
+	return map[string]change{"rome/gateway": func(config lab.Object, mode node.Mode) {
+		edit(lab.NodesOf(config)[0],
+			mode)
+	}}
 }
 
 // Priorities of policy rules: blocking rules come before the rule of the local table, which is
@@ -164,7 +168,7 @@ const holeLink = holeMTU - 4
 // of any size, so the ends must cut theirs.
 func nodeHole() []kernelFault {
 	return []kernelFault{ordinary("rome/node1", "eth0"), ordinary("rome/gateway", "eth0"),
-		{"rome/router", SetMTU("node1", holeLink), SetMTU("node1", UnderlayMTU)}}
+		{"rome/router", setMTU("node1", holeLink), setMTU("node1", lab.UnderlayMTU)}}
 }
 
 // peerHole gives both ends of the link a small MTU, and the routes over it the usual one.
@@ -173,8 +177,8 @@ func peerHole() []kernelFault {
 	for i := range plan.V4 {
 		host := plan.V4[i].Name + "/gateway"
 		all = append(all, ordinary(host, "peer"),
-			kernelFault{host, SetMTU("peer", holeLink), SetMTU("peer", UnderlayMTU)},
-			kernelFault{host, routeMTU("peer", i, UnderlayMTU), routeMTU("peer", i, 0)})
+			kernelFault{host, setMTU("peer", holeLink), setMTU("peer", lab.UnderlayMTU)},
+			kernelFault{host, routeMTU("peer", i, lab.UnderlayMTU), routeMTU("peer", i, 0)})
 	}
 	return all
 }
@@ -187,8 +191,8 @@ func ordinary(host, link string) kernelFault {
 	}
 }
 
-func SetMTU(link string, mtu int) func(*Lab) error {
-	return onLink(link, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
+func setMTU(link string, mtu int) func(*Lab) error {
+	return func(*Lab) error { return netns.SetMTU(link, mtu) }
 }
 
 // routeMTU sets the MTU of the route to the network between the gateways at clusters[i]; 0 removes
@@ -217,7 +221,7 @@ const connected6 = 256
 func onLink(link string, change func(netlink.Link) error) func(*Lab) error {
 	return func(*Lab) error {
 		l, err := netlink.LinkByName(link)
-		if errors.As(err, new(netlink.LinkNotFoundError)) && link == TunnelLink {
+		if errors.As(err, new(netlink.LinkNotFoundError)) && link == lab.TunnelLink {
 			return nil
 		}
 		if err != nil {
@@ -233,7 +237,7 @@ func withoutVia() []kernelFault {
 	route := func(change func(*netlink.Route) error) func(*Lab) error {
 		return func(l *Lab) error {
 			to := l.Plan()[1].SeenPods
-			return onLink(TunnelLink, func(l netlink.Link) error {
+			return onLink(lab.TunnelLink, func(l netlink.Link) error {
 				return change(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netns.IPNet(to),
 					Scope: netlink.SCOPE_LINK})
 			})(l)

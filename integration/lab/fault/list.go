@@ -1,10 +1,11 @@
-package lab
+package fault
 
 import (
 	"fmt"
 	"net/netip"
 
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 )
 
 // strangersKey is a public key that nobody in a lab has.
@@ -110,7 +111,7 @@ var faults = []Fault{{
 	Name: "rule-drops", Does: "a rule of milan's gateway drops everything from rome",
 	Cause: "a rule drops it", Remedy: "rules of milan: remove the rule oops",
 	Symptom: AllCut, files: edit("milan/gateway", "rules",
-		[]Object{{"name": "oops", "from": "remote", "action": "drop"}}),
+		[]lab.Object{{"name": "oops", "from": "remote", "action": "drop"}}),
 	Named: milan("rule-drops", "rule oops refuses packets of rome, the last from … to … (filtered, …)"),
 }, {
 	Name: "small-mss", Does: "both gateways cut TCP down to segments of 216 bytes",
@@ -121,7 +122,7 @@ var faults = []Fault{{
 	Name:  "full-table",
 	Does:  "rome's gateway has room for 4 connections, and rome/node1 opens one UDP stream after the other",
 	Cause: "table of connections is full", Remedy: "nat.maxConnections of rome: auto",
-	Symptom: NewCut, files: edit("rome/gateway", "nat", Object{"maxConnections": 4}), load: openStreams,
+	Symptom: NewCut, files: edit("rome/gateway", "nat", lab.Object{"maxConnections": 4}), load: openStreams,
 	Named: rome("table-full", "… packets dropped as …: the connection table is full, the last sender is 10.80.0.2"),
 }, {
 	Name: "exhausted-ports", Does: "rome/node1 uses up its source ports towards UDP port 9 of milan/pod1",
@@ -147,7 +148,7 @@ var faults = []Fault{{
 	Cause:   "remap in rome is not what its nodes route",
 	Remedy:  "network.remote.podCIDRs of rome: remap 10.61.0.0/16, or routes of rome's nodes: 10.63.0.0/16",
 	Symptom: AllCut, files: edit("rome/gateway", "network.remote.podCIDRs",
-		[]Object{{"cidr": "10.0.0.0/16", "remap": "10.63.0.0/16"}}),
+		[]lab.Object{{"cidr": "10.0.0.0/16", "remap": "10.63.0.0/16"}}),
 	Named: rome("no-route-remote", "… packets of … to … dropped as no-route: no remote CIDR has it"),
 }, {
 	Name:    "wrong-remap-milan",
@@ -155,7 +156,7 @@ var faults = []Fault{{
 	Cause:   "remap in milan is not what its nodes route",
 	Remedy:  "network.remote.podCIDRs of milan: remap 10.62.0.0/16, or routes of milan's nodes: 10.64.0.0/16",
 	Symptom: AllCut, files: edit("milan/gateway", "network.remote.podCIDRs",
-		[]Object{{"cidr": "10.0.0.0/16", "remap": "10.64.0.0/16"}}),
+		[]lab.Object{{"cidr": "10.0.0.0/16", "remap": "10.64.0.0/16"}}),
 	Named: milan("no-route-remote", "… packets of … to … dropped as no-route: no remote CIDR has it"),
 }, {
 	Name: "gateway-off", Does: "rome's gateway does not run",
@@ -207,7 +208,7 @@ var faults = []Fault{{
 	Name:  "wrong-encap",
 	Does:  "the gateway is configured for VXLAN with node1, which uses Geneve, or for Geneve where node1 uses VXLAN",
 	Cause: "wrong encap of a node", Remedy: "geneve.nodes of rome: no encap for rome-node1, or the one that node1 uses",
-	Symptom: FirstCut, files: editFirstNode(func(n Object, mode node.Mode) {
+	Symptom: FirstCut, files: editFirstNode(func(n lab.Object, mode node.Mode) {
 		n["encap"] = "vxlan"
 		if mode == node.VXLAN {
 			n["encap"] = "geneve"
@@ -217,8 +218,8 @@ var faults = []Fault{{
 }, {
 	Name: "overlapping-cidrs", Does: "the gateway looks for rome/pod1 behind node2, whose pod CIDRs overlap node1's",
 	Cause: "overlapping pod CIDRs of nodes", Remedy: "geneve.nodes of rome: podCIDRs of rome-node2 without 10.0.1.0/25",
-	Symptom: FirstCut, files: map[string]change{"rome/gateway": func(config Object, _ node.Mode) {
-		n := NodesOf(config)[1]
+	Symptom: FirstCut, files: map[string]change{"rome/gateway": func(config lab.Object, _ node.Mode) {
+		n := lab.NodesOf(config)[1]
 		n["podCIDRs"] = append(n["podCIDRs"].([]netip.Prefix), netip.MustParsePrefix("10.0.1.0/25"))
 	}},
 	Named: rome("bad-source-node",
@@ -233,10 +234,10 @@ var faults = []Fault{{
 	Does:    "node1's pods are in none of the gateway's pod CIDRs, and it drops unknown sources",
 	Cause:   "pods are in no local pod CIDR",
 	Remedy:  "network.local.podCIDRs of rome: 10.0.0.0/16, or no nat.unknownSource",
-	Symptom: FirstCut, files: map[string]change{"rome/gateway": func(config Object, _ node.Mode) {
-		NodesOf(config)[0]["podCIDRs"] = []string{}
-		config["network"].(Object)["local"].(Object)["podCIDRs"] = []string{"10.0.2.0/24"}
-		config["nat"] = Object{"unknownSource": "off"}
+	Symptom: FirstCut, files: map[string]change{"rome/gateway": func(config lab.Object, _ node.Mode) {
+		lab.NodesOf(config)[0]["podCIDRs"] = []string{}
+		config["network"].(lab.Object)["local"].(lab.Object)["podCIDRs"] = []string{"10.0.2.0/24"}
+		config["nat"] = lab.Object{"unknownSource": "off"}
 	}},
 	Named: rome("unknown-source", "… packets of rome-node1 dropped as unknown-source: 10.0.1.5 is no pod",
 		"no-route-local"),

@@ -1,4 +1,4 @@
-package lab
+package fault
 
 import (
 	"reflect"
@@ -8,13 +8,14 @@ import (
 
 	"culvert/gateway/health"
 	"culvert/gateway/node"
+	"culvert/integration/lab"
 )
 
 // TestFaultsAreWhole wants each fault to say all there is to say, and to break
 // something: a configuration, a process or a kernel.
 func TestFaultsAreWhole(t *testing.T) {
 	seen, named := make(map[string]bool), 0
-	for _, f := range Faults() {
+	for _, f := range All() {
 		if f.Name == "" || f.Does == "" || f.Cause == "" || f.Remedy == "" || f.Symptom == "" || seen[f.Name] ||
 			seen[f.Cause] {
 			t.Errorf("%+v: something is empty, or another fault's", f)
@@ -34,9 +35,9 @@ func TestFaultsAreWhole(t *testing.T) {
 		if len(f.files) == 0 && f.off == "" && len(f.kernel) == 0 && f.load == nil {
 			t.Error(f.Name, "breaks nothing")
 		}
-		l := &Lab{Options: Standard(node.VXLAN, true)}
+		l := &Lab{Lab: &lab.Lab{Options: lab.Standard(node.VXLAN, true)}}
 		for host, change := range f.files {
-			before, after := l.configs()[host], l.configs()[host]
+			before, after := l.Configs()[host], l.Configs()[host]
 			if before == nil {
 				t.Fatal(f.Name, "changes the configuration of", host)
 			}
@@ -45,13 +46,13 @@ func TestFaultsAreWhole(t *testing.T) {
 			}
 		}
 	}
-	page := FaultReference()
-	for _, f := range Faults() {
+	page := Page()
+	for _, f := range All() {
 		if strings.Count(page, "\n- `"+f.Name+"`: ") != 1 {
 			t.Errorf("the page of faults has no section for %s: %q", f.Name, f.Symptom)
 		}
 	}
-	if total := len(Faults()); total < 40 || named < 36 {
+	if total := len(All()); total < 40 || named < 36 {
 		t.Errorf("%d of %d faults are named, want 36 of 40 at least", named, total)
 	}
 }

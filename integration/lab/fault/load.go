@@ -1,4 +1,4 @@
-package lab
+package fault
 
 import (
 	"context"
@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"time"
 
 	gatewaycontrol "culvert/gateway/control"
+	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
 	"culvert/integration/lab/step"
@@ -129,18 +129,13 @@ func takePorts(ctx context.Context, l *Lab) (err error) {
 		return raw.Send(datagram(i))
 	})
 	// The opened connections last for minutes.
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), lab.StartTimeout)
 	defer cancel()
 	for i := range plan.V4 {
-		c := gatewaycontrol.NewClient(l.socket(i))
+		c := gatewaycontrol.NewClient(l.Socket(i))
 		filter := gatewaycontrol.Filter{Protocol: "udp", Ports: []uint16{DiscardPort}}
 		err = errors.Join(err, c.Get(ctx, http.MethodDelete, "/v1/connections", filter.Values(),
 			new(gatewaycontrol.Deleted)))
 	}
 	return err
-}
-
-// socket is the control socket of the gateway of clusters[i].
-func (l *Lab) socket(i int) string {
-	return filepath.Join(l.Dir, "culvert", plan.V4[i].Name+"-"+plan.V4[1-i].Name+".sock")
 }
