@@ -110,29 +110,8 @@ func without(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
 }
 
-// healthy is the symptom of a lab without faults.
-const healthy Symptom = "everything passes"
-
-// passes reports whether packets from a host still pass, large or small ones.
-func (s Symptom) passes(from string, large bool) bool {
-	first := strings.HasSuffix(from, "/pod1")
-	switch s {
-	case FirstDeaf:
-		return from != "milan/pod1"
-	case AllCut:
-		return false
-	case FirstCut, HalfCut: // halfPasses tests the first pair's connections
-		return !first
-	case AllLarge:
-		return !large
-	case FirstLarge:
-		return !first || !large
-	}
-	return true
-}
-
 // observe requires the symptom: what should pass passes soon, and nothing else does.
-func (l *Lab) observe(ctx context.Context, want Symptom) error {
+func (l *Lab) observe(ctx context.Context, want *Symptom) error {
 	var errs []error
 	var mu sync.Mutex
 	observe := func(passes bool) {
@@ -140,7 +119,7 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 		for _, pair := range [][2]string{{"rome/pod1", "milan/pod1"}, {"rome/pod2", "milan/pod2"}} {
 			for _, size := range []int{84, 1340} {
 				for _, e := range []*probe.Ends{l.Pair(pair[0], pair[1]), l.Pair(pair[1], pair[0])} {
-					if want.passes(e.From.Name, size > 84) != passes || want == HalfCut && !passes {
+					if want.cuts(e.From.Name, size > 84) == passes || want == HalfCut && !passes {
 						continue
 					}
 					trials.Go(func() {
@@ -158,30 +137,10 @@ func (l *Lab) observe(ctx context.Context, want Symptom) error {
 	if errors.Join(errs...) == nil {
 		observe(false)
 	}
-	return errors.Join(append(errs, l.observeMore(ctx, want))...)
-}
-
-// observeMore checks what pings between pods do not show.
-func (l *Lab) observeMore(ctx context.Context, want Symptom) error {
-	first := l.Pair("rome/pod1", "milan/pod1")
-	switch want {
-	case SlowTCP:
-		near, err := first.Stream(ctx, 1000, 1000)
-		if err == nil && near.FirstMSS > 216 {
-			err = fmt.Errorf("segments of %d bytes, want at most 216", near.FirstMSS)
-		}
-		return err
-	case NewCut:
-		if err := l.awaitDrop(ctx, "table-full", "connection-share"); err != nil {
-			return err
-		}
-		return observe(ctx, l.Pair("rome/node1", "milan/pod1"), 84, false)
-	case PortCut:
-		return l.awaitDrop(ctx, "port-exhausted", "port-share")
-	case HalfCut:
-		return halfPasses(ctx, first)
+	if want.more != nil {
+		errs = append(errs, want.more(ctx, l))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // awaitDrop waits until rome's gateway has dropped packets of its nodes for one of these reasons.
@@ -197,8 +156,9 @@ func (l *Lab) awaitDrop(ctx context.Context, reasons ...string) error {
 }
 
 // halfPasses requires that some of many connections work and some do not.
-func halfPasses(ctx context.Context, e *probe.Ends) (err error) {
+func halfPasses(ctx context.Context, l *Lab) (err error) {
 	defer step.Catch(&err)
+	e := l.Pair("rome/pod1", "milan/pod1")
 	server := step.Must(probe.NewEchoServer(e.To))
 	defer server.Close()
 	const flows = 64

@@ -41,13 +41,13 @@ func (l *Lab) Stop() error { return errors.Join(l.endLoads(nil), l.Lab.Stop()) }
 // Fault is a mistake that a lab can make, for learning and for tests. Faults of a node are made at
 // rome/node1, faults of a gateway at rome's unless the name says milan.
 type Fault struct {
-	Name    string  `json:"name"`    // what culvert-lab break takes
-	Does    string  `json:"does"`    // what it does
-	Cause   string  `json:"cause"`   // what is wrong, as somebody would search for it
-	Remedy  string  `json:"remedy"`  // how to fix it by hand
-	Symptom Symptom `json:"symptom"` // what users notice
-	Named   *Named  `json:"named,omitempty"`
-	Untold  string  `json:"untold,omitempty"` // why no gateway can name it, or ""
+	Name    string   `json:"name"`    // what culvert-lab break takes
+	Does    string   `json:"does"`    // what it does
+	Cause   string   `json:"cause"`   // what is wrong, as somebody would search for it
+	Remedy  string   `json:"remedy"`  // how to fix it by hand
+	Symptom *Symptom `json:"symptom"` // what users notice
+	Named   *Named   `json:"named,omitempty"`
+	Untold  string   `json:"untold,omitempty"` // why no gateway can name it, or ""
 
 	files  map[string]change // by host, changes of the host's configuration
 	off    string            // host whose gateway or node is stopped
@@ -58,25 +58,6 @@ type Fault struct {
 
 // change changes the configuration of a gateway or node, in a lab whose nodes use a mode.
 type change func(config lab.Object, mode node.Mode)
-
-// Symptom is what users notice of a fault.
-type Symptom string
-
-// All symptoms of faults.
-const (
-	AllCut     Symptom = "no pod reaches the other cluster"
-	FirstCut   Symptom = "rome/pod1 and milan do not reach each other; rome/pod2 and milan do"
-	FirstDeaf  Symptom = "rome/pod1 reaches milan, milan does not reach rome/pod1: only answers find the way to it"
-	AllLarge   Symptom = "small packets pass, large ones vanish"
-	FirstLarge Symptom = "rome/pod1's small packets pass, its large ones vanish; rome/pod2's all pass"
-	SlowTCP    Symptom = "everything passes, TCP in tiny segments"
-	Harmless   Symptom = "everything passes: the gateway learns the node from its packets"
-	Unmeasured Symptom = "everything passes, and no gateway can ping the other"
-	SlowBulk   Symptom = "everything passes, streams from rome more slowly"
-	NewCut     Symptom = "pods reach each other; senders that need an entry in rome's table, such as rome/node1, do not reach milan"
-	PortCut    Symptom = "pods reach each other; nobody behind rome's unknown source reaches UDP port 9 of milan/pod1"
-	HalfCut    Symptom = "some of rome/pod1's connections work, others cannot be opened; rome/pod2's all work"
-)
 
 // kernelFault is a change of a host's kernel. Both functions run inside the host;
 // do may be called again, and undo when there is nothing to take back.

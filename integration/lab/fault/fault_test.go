@@ -16,7 +16,7 @@ import (
 func TestFaultsAreWhole(t *testing.T) {
 	seen, named := make(map[string]bool), 0
 	for _, f := range All() {
-		if f.Name == "" || f.Does == "" || f.Cause == "" || f.Remedy == "" || f.Symptom == "" || seen[f.Name] ||
+		if f.Name == "" || f.Does == "" || f.Cause == "" || f.Remedy == "" || f.Symptom == nil || seen[f.Name] ||
 			seen[f.Cause] {
 			t.Errorf("%+v: something is empty, or another fault's", f)
 		}

@@ -9,25 +9,6 @@ import (
 	"culvert/integration/lab/plan"
 )
 
-// symptoms are the sections of the page of faults, in the order in which it has them.
-var symptoms = []struct {
-	of      Symptom
-	heading string
-}{
-	{AllCut, "No pod reaches the other cluster"},
-	{FirstCut, "One node's pods, or some of them, do not reach the other cluster"},
-	{FirstDeaf, "The other cluster does not reach the pods of one node, but they reach it"},
-	{HalfCut, "Some connections of one node's pods work, others do not"},
-	{NewCut, "Pods reach each other, and new connections of other senders fail"},
-	{PortCut, "Pods reach each other, and other senders do not reach one destination"},
-	{AllLarge, "Small packets pass, large ones vanish"},
-	{FirstLarge, "Small packets of one node's pods pass, large ones vanish"},
-	{SlowTCP, "TCP is slow"},
-	{SlowBulk, "Streams in one direction are slow"},
-	{Harmless, "All is well, and the status warns of a node"},
-	{Unmeasured, "All is well, and the status warns of the peer"},
-}
-
 // Page is the page of all faults, with what culvert status says about each. Its
 // paragraphs and the elements of its lists are lines, which cli.WrapLines wraps.
 func Page() string {
@@ -38,7 +19,7 @@ func Page() string {
 		fmt.Fprintf(&b, "## %s\n\n", s.heading)
 		for i := range faults {
 			f := &faults[i]
-			if f.Symptom != s.of {
+			if f.Symptom != s {
 				continue
 			}
 			fmt.Fprintf(&b, "- `%s`: %s\n", f.Name, f.Does)
