@@ -99,8 +99,8 @@ func (e *ends) run() (seen, faults map[string]string) {
 	for _, p := range agent.Peers {
 		pods := slices.IndexFunc(p.Routes.Remote, func(c netip.Prefix) bool { return c.Bits() == 16 })
 		carried[p.Peering] = p.Routes.Remote[max(pods, 0)].String()
-		if len(p.Routes.Remote) != 2 {
-			e.t.Errorf("%s: the agent has routes to %v", p.Peering, p.Routes.Remote)
+		if len(p.Routes.Remote) != 2 || p.Behind {
+			e.t.Errorf("%s: the agent has routes to %v, and is behind: %t", p.Peering, p.Routes.Remote, p.Behind)
 		}
 	}
 	if !maps.Equal(carried, seen) {

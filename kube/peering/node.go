@@ -66,7 +66,7 @@ type NodePlan struct {
 type NodePeer struct {
 	Peering string
 	Here    bool // the gateway is on this node
-	Behind  bool // it is not what the Peering says now, which this node alone refuses
+	Behind  bool // this node refuses what the gateway has, and goes on with something else
 	Link    links.Link
 	Routes  remote.Peer
 }
@@ -113,7 +113,8 @@ func (n *Node) Plan() *NodePlan {
 			}
 			continue
 		}
-		peer.Behind = why != "" && fault == ""
+		gateway := p.accepted()
+		peer.Behind = why != "" && fault == "" && (gateway == nil || !slices.Equal(gateway.takes(), p.takes()))
 		d.Peers = append(d.Peers, peer)
 	}
 	return d
