@@ -59,78 +59,104 @@ func (s *State) assignPlaces(c *services.Config) {
 	for _, f := range s.settled {
 		before[f.name] = f.ports
 	}
-	owners, foreign := map[place]Name{}, s.foreign()
+	a := &assigner{c, map[place]Name{}, s.foreign(), s.taken}
 	s.fronts = make([]*service, 0, len(order))
 	for _, x := range order {
-		f := *x
-		f.wrong, f.ports = slices.Clone(x.wrong), make([]port, 0, len(x.ports))
-		take := func(field string, p place) bool {
-			switch other, ok := owners[p]; {
-			case ok && other == f.name:
-				f.wrong.add(field, "port %d is there twice", p.port)
-				return false
-			case ok:
-				f.wrong.add(field, "port %d is also that of %s, which is older", p.port, other)
-				return false
-			}
-			owners[p] = f.name
-			return true
-		}
-		for _, p := range x.ports {
-			if c.Mode == services.Sockets && p.Protocol == unix.IPPROTO_SCTP {
-				f.wrong.add(p.field+".protocol", "SCTP is not served by sockets")
-				continue
-			}
-			at := func(a netip.Addr) place { return place{a, p.Port, p.Protocol} }
-			keep := func(all []netip.Addr, fields []string) (kept []netip.Addr) {
-				for i, a := range all {
-					switch why, others := foreign[a]; {
-					case others && why == "":
-					case others:
-						f.wrong.add(fields[i], "%s %s", a, why)
-					case s.taken[a]:
-						f.wrong.add(fields[i], "this node has another route to %s, or by it", a)
-					case slices.ContainsFunc(c.Pods, func(pods netip.Prefix) bool { return pods.Contains(a) }):
-						f.wrong.add(fields[i], "%s is one of services.pods", a)
-					case take(fields[i], at(a)):
-						kept = append(kept, a)
-					}
-				}
-				return kept
-			}
-			if slices.Contains(c.Addresses, p.ClusterIPs[0]) {
-				f.wrong.add(p.clusterField, "%s is this node's own", p.ClusterIPs[0])
-				continue
-			}
-			if len(keep(p.ClusterIPs, []string{p.clusterField})) == 0 {
-				continue
-			}
-			p.ExternalIPs = keep(p.ExternalIPs, p.external)
-			p.LoadBalancerIPs = keep(p.LoadBalancerIPs, p.balanced)
-			if n := p.NodePort; n != 0 {
-				own := netip.IPv6Unspecified()
-				if p.v4 {
-					own = netip.IPv4Unspecified()
-				}
-				if c.Reserves(n) {
-					f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n,
-						c.Ports.First, c.Ports.Last)
-					p.NodePort = 0
-				} else if !take(p.field+".nodePort", place{own, n, p.Protocol}) {
-					p.NodePort = 0
-				}
-			}
-			f.ports = append(f.ports, p)
-		}
-		slices.Sort(f.wrong)
-		f.wrong = slices.Compact(f.wrong)
+		f := a.assign(x)
 		s.report(KindService, f.meta, f.wrong)
-		s.fronts = append(s.fronts, &f)
+		s.fronts = append(s.fronts, f)
 		if old, ok := before[f.name]; !ok || !reflect.DeepEqual(old, f.ports) {
 			delete(s.served, f.name)
 		}
 	}
 	s.settled = s.fronts
+}
+
+// An assigner gives each place to the first Service that wants it.
+type assigner struct {
+	config  *services.Config
+	owners  map[place]Name
+	foreign map[netip.Addr]string
+	taken   map[netip.Addr]bool // see State
+}
+
+// assign returns what this node serves of a Service.
+func (a *assigner) assign(x *service) *service {
+	f := *x
+	f.wrong, f.ports = slices.Clone(x.wrong), make([]port, 0, len(x.ports))
+	for _, p := range x.ports {
+		if a.assignPort(&f, &p) {
+			f.ports = append(f.ports, p)
+		}
+	}
+	slices.Sort(f.wrong)
+	f.wrong = slices.Compact(f.wrong)
+	return &f
+}
+
+// assignPort removes from a port of f what this node cannot serve, and reports whether clients
+// reach the rest.
+func (a *assigner) assignPort(f *service, p *port) bool {
+	c := a.config
+	if c.Mode == services.Sockets && p.Protocol == unix.IPPROTO_SCTP {
+		f.wrong.add(p.field+".protocol", "SCTP is not served by sockets")
+		return false
+	}
+	if slices.Contains(c.Addresses, p.ClusterIPs[0]) {
+		f.wrong.add(p.clusterField, "%s is this node's own", p.ClusterIPs[0])
+		return false
+	}
+	if len(a.keep(f, p, p.ClusterIPs, []string{p.clusterField})) == 0 {
+		return false
+	}
+	p.ExternalIPs = a.keep(f, p, p.ExternalIPs, p.external)
+	p.LoadBalancerIPs = a.keep(f, p, p.LoadBalancerIPs, p.balanced)
+	own := netip.IPv6Unspecified()
+	if p.v4 {
+		own = netip.IPv4Unspecified()
+	}
+	switch n := p.NodePort; {
+	case n == 0:
+	case c.Reserves(n):
+		f.wrong.add(p.field+".nodePort", "%d is one of services.clientPorts, %d-%d, of this node", n,
+			c.Ports.First, c.Ports.Last)
+		p.NodePort = 0
+	case !a.take(f, p.field+".nodePort", place{own, n, p.Protocol}):
+		p.NodePort = 0
+	}
+	return true
+}
+
+// keep returns those of some addresses, which fields name, at which this node serves a port of f.
+func (a *assigner) keep(f *service, p *port, all []netip.Addr, fields []string) (kept []netip.Addr) {
+	for i, at := range all {
+		switch why, others := a.foreign[at]; {
+		case others && why == "":
+		case others:
+			f.wrong.add(fields[i], "%s %s", at, why)
+		case a.taken[at]:
+			f.wrong.add(fields[i], "this node has another route to %s, or by it", at)
+		case slices.ContainsFunc(a.config.Pods, func(pods netip.Prefix) bool { return pods.Contains(at) }):
+			f.wrong.add(fields[i], "%s is one of services.pods", at)
+		case a.take(f, fields[i], place{at, p.Port, p.Protocol}):
+			kept = append(kept, at)
+		}
+	}
+	return kept
+}
+
+// take gives a place to f, unless it has an owner.
+func (a *assigner) take(f *service, field string, p place) bool {
+	switch owner, taken := a.owners[p]; {
+	case taken && owner == f.name:
+		f.wrong.add(field, "port %d is there twice", p.port)
+		return false
+	case taken:
+		f.wrong.add(field, "port %d is also that of %s, which is older", p.port, owner)
+		return false
+	}
+	a.owners[p] = f.name
+	return true
 }
 
 // A report is a fault of an object.
