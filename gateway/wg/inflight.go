@@ -13,10 +13,15 @@ import (
 // batches, and each packet in them pins a buffer of 64 KiB (device.MaxMessageSize): without a
 // limit, a sender that outruns the cipher costs gigabytes. When the window is full, the gateway
 // stops reading that socket and the kernel drops packets, to which TCP adapts.
+//
+// A packet is inside until wireguard-go returns it (take) or is seen to drop it (discard). If none
+// comes back for a while, those inside are given up (wait): they make room, and are missing. One
+// that comes back after all was not missing (forgive). One that is missing for a second is lost
+// (countLost); if it comes back even then, it makes up for the next loss (late).
 type window struct {
-	handed atomic.Int64 // packets given to wireguard-go
+	handed atomic.Int64 // packets given to wireguard-go, without those given up
 	done   atomic.Int64 // packets that it returned
-	gone   atomic.Int64 // packets that it did not return
+	gone   atomic.Int64 // packets that are lost or were discarded
 
 	progress chan struct{} // signals that some were returned
 	stalled  atomic.Bool   // the content was written off, and nothing has been returned since
@@ -25,13 +30,12 @@ type window struct {
 	timer   *time.Timer // +checklocks:waiting
 
 	mu sync.Mutex
-	// packets given up but not yet counted as lost: [0] since the last countLost, [1] in the second
-	// before
-	missing [2]int64 // +checklocks:mu
+	// packets given up since the last countLost, and in the second before
+	missing, overdue int64 // +checklocks:mu
 	// packets counted as lost that were returned later
 	late int64 // +checklocks:mu
 	// handed at the last countLost
-	idleHanded int64 // +checklocks:mu
+	handedBefore int64 // +checklocks:mu
 }
 
 const (
@@ -111,7 +115,7 @@ func (w *window) wait() bool {
 			w.mu.Lock()
 			inside := max(0, w.handed.Load()-w.done.Load())
 			w.handed.Add(-inside)
-			w.missing[0] += inside
+			w.missing += inside
 			w.mu.Unlock()
 			w.stalled.Store(true)
 		}
@@ -128,12 +132,11 @@ func (w *window) forgive() {
 	defer w.mu.Unlock()
 	n := max(0, w.done.Load()-w.handed.Load())
 	w.handed.Add(n)
-	for _, i := range [...]int{1, 0} {
-		found := min(n, w.missing[i])
-		w.missing[i] -= found
-		n -= found
-	}
-	w.late += n
+	old := min(n, w.overdue)
+	young := min(n-old, w.missing)
+	w.overdue -= old
+	w.missing -= young
+	w.late += n - old - young
 }
 
 // lose counts n packets as gone.
@@ -152,12 +155,12 @@ func (w *window) countLost() {
 	w.forgive()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lose(w.missing[1])
-	w.missing = [2]int64{0, w.missing[0]}
+	w.lose(w.overdue)
+	w.missing, w.overdue = 0, w.missing
 	handed := w.handed.Load()
-	if inside := handed - w.done.Load(); handed == w.idleHanded && inside > 0 {
+	if inside := handed - w.done.Load(); handed == w.handedBefore && inside > 0 {
 		handed = w.handed.Add(-inside)
 		w.lose(inside)
 	}
-	w.idleHanded = handed
+	w.handedBefore = handed
 }
