@@ -49,13 +49,19 @@ func (p paths) judge(o *Observation) (changes []Finding) {
 			changes = append(changes, f)
 		}
 	}
-	for key, f := range p {
-		if narrow[key] {
+	return append(changes, o.over(p, narrow, PathWide)...)
+}
+
+// over forgets what was logged about the ends that are not among those seen. It returns, for those
+// that still exist, the cause of that.
+func (o *Observation) over(said map[pathKey]Finding, seen map[pathKey]bool, c *Cause) (changes []Finding) {
+	for key, f := range said {
+		if seen[key] {
 			continue
 		}
-		delete(p, key)
+		delete(said, key)
 		if o.has(key) {
-			changes = append(changes, findingOf(PathWide, f.Kind, f.Of, "{node}", f.Of))
+			changes = append(changes, findingOf(c, f.Kind, f.Of, "{node}", f.Of))
 		}
 	}
 	return changes

@@ -39,16 +39,7 @@ func (t trains) judge(o *Observation) (changes []Finding) {
 			see(NodeTrains, OfNode, n.Name, n.Underlay)
 		}
 	}
-	for key, f := range t {
-		if lost[key] {
-			continue
-		}
-		delete(t, key)
-		if o.has(key) {
-			changes = append(changes, findingOf(TrainsBack, f.Kind, f.Of, "{node}", f.Of))
-		}
-	}
-	return changes
+	return append(changes, o.over(t, lost, TrainsBack)...)
 }
 
 // findings returns the current findings.
