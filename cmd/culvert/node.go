@@ -24,11 +24,18 @@ import (
 	"culvert/gateway/procs"
 )
 
+// nodeFlags are the flags of culvert node.
+type nodeFlags struct {
+	file                    string
+	check, remove, takeOver bool
+	kube                    *nodeKube
+	liqo                    *nodeLiqo
+	peerings                *nodePeerings
+}
+
 func newNodeCommand() *cobra.Command {
-	var file string
-	var check, remove, takeOver bool
-	k, l := &nodeKube{}, &nodeLiqo{}
-	p := &nodePeerings{links: l}
+	f := &nodeFlags{kube: &nodeKube{}, liqo: &nodeLiqo{}}
+	f.peerings = &nodePeerings{links: f.liqo}
 	cmd := &cobra.Command{
 		Use:   "node --config FILE | --services[=all] | --liqo | --kube",
 		Short: "Run the node end of the tunnel to a gateway, or serve Services on a node",
@@ -50,68 +57,104 @@ func newNodeCommand() *cobra.Command {
 			"clusters from masquerade, by nftables. They stay when this process stops, but not when its DaemonSet is\n" +
 			"deleted; --kube --remove deletes them.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(strayNodeFlags(cmd, k, l, p), l.check(), p.check(l)); err != nil {
-				return err
-			}
-			linked := l.on || p.on
-			switch {
-			case remove && linked:
-				return removeLinks(cmd.OutOrStdout())
-			case remove:
-				return removeRemains(cmd.OutOrStdout())
-			case linked && takeOver:
-				return fmt.Errorf("--takeover: %w", errLinksStay)
-			case linked && check && file == "" && !k.on():
-				return errors.New("--check: only with --config or --services; links follow objects of a cluster, and there is no file to check")
-			case linked && file == "" && !k.on():
-				signal.Ignore(syscall.SIGHUP) // there is no file to read again
-				chooseProcs(0)
-				return runLinks(cmd.Context(), k, p, new(linkStatus), nil)
-			}
-			read, err := k.loader(file)
-			if err != nil {
-				return err
-			}
-			load := func() (*node.Config, error) { return withCPUs(read, file) }
-			c, err := load()
-			if err != nil {
-				return err
-			}
-			if takeOver {
-				if err := mayTakeOver(c); err != nil {
-					return fmt.Errorf("--takeover: %w", err)
-				}
-				c.Services.TakeOver = true
-			}
-			if check {
-				return printNode(cmd.OutOrStdout(), file, c)
-			}
-			if linked {
-				status := new(linkStatus)
-				if c.Services != nil {
-					k.remotes.services = c.Services.ServiceCIDRs
-				}
-				return runLinks(cmd.Context(), k, p, status, func(ctx context.Context) error {
-					return runNode(ctx, load, c, k, status)
-				})
-			}
-			if err := runNode(cmd.Context(), load, c, k, nil); err != nil || !k.on() || l.daemonSet == "" {
-				return err
-			}
-			return l.leaveServices(context.WithoutCancel(cmd.Context()), k)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` (YAML)")
-	cmd.Flags().BoolVar(&check, "check", false, "validate the configuration, compare it with this machine, and exit")
-	cmd.Flags().BoolVar(&remove, "remove", false,
+	cmd.Flags().StringVar(&f.file, "config", "", "configuration `FILE` (YAML)")
+	cmd.Flags().BoolVar(&f.check, "check", false, "validate the configuration, compare it with this machine, and exit")
+	cmd.Flags().BoolVar(&f.remove, "remove", false,
 		"remove what earlier runs left of Services (with --liqo or --kube: of links), and exit")
-	cmd.Flags().BoolVar(&takeOver, "takeover", false,
+	cmd.Flags().BoolVar(&f.takeOver, "takeover", false,
 		"take over from the node that serves with the same services.state")
-	k.add(cmd)
-	l.add(cmd)
-	p.add(cmd)
+	f.kube.add(cmd)
+	f.liqo.add(cmd)
+	f.peerings.add(cmd)
 	return cmd
+}
+
+// linked reports whether the node has links that follow objects of a cluster.
+func (f *nodeFlags) linked() bool { return f.liqo.on || f.peerings.on }
+
+// misplaced returns an error for each flag that has no effect, because the flag that it
+// belongs to is not given.
+func (f *nodeFlags) misplaced(given func(flag string) bool) error {
+	var errs []error
+	for _, rule := range []struct {
+		on    bool
+		by    string // what turns it on
+		names []string
+	}{
+		{f.peerings.on, "--kube", []string{"peering-namespace", "node-namespace"}},
+		{f.linked(), "--liqo or --kube", []string{"geneve-port", "links-metrics"}},
+		{f.kube.on(), "--services", []string{"lease-namespace"}},
+		{f.kube.on() || f.linked(), "--services, --liqo or --kube", []string{"daemonset", "node-name", "kubeconfig"}},
+	} {
+		for _, name := range rule.names {
+			if !rule.on && given(name) {
+				errs = append(errs, fmt.Errorf("--%s: only with %s; add that, or remove this flag", name, rule.by))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// run does what the flags say.
+func (f *nodeFlags) run(cmd *cobra.Command) error {
+	if err := errors.Join(f.misplaced(cmd.Flags().Changed), f.liqo.check(), f.peerings.check(f.liqo)); err != nil {
+		return err
+	}
+	followsOnly := f.linked() && f.file == "" && !f.kube.on()
+	switch {
+	case f.remove && f.linked():
+		return removeLinks(cmd.OutOrStdout())
+	case f.remove:
+		return removeRemains(cmd.OutOrStdout())
+	case f.linked() && f.takeOver:
+		return fmt.Errorf("--takeover: %w", errLinksStay)
+	case followsOnly && f.check:
+		return errors.New("--check: only with --config or --services; links follow objects of a cluster, and there " +
+			"is no file to check")
+	case followsOnly:
+		signal.Ignore(syscall.SIGHUP) // there is no file to read again
+		chooseProcs(0)
+		return runLinks(cmd.Context(), f.kube, f.peerings, new(linkStatus), nil)
+	}
+	c, load, err := f.load()
+	if err != nil {
+		return err
+	}
+	if f.check {
+		return printNode(cmd.OutOrStdout(), f.file, c)
+	}
+	if f.linked() {
+		status := new(linkStatus)
+		if c.Services != nil {
+			f.kube.remotes.services = c.Services.ServiceCIDRs
+		}
+		return runLinks(cmd.Context(), f.kube, f.peerings, status, func(ctx context.Context) error {
+			return runNode(ctx, load, c, f.kube, status)
+		})
+	}
+	if err := runNode(cmd.Context(), load, c, f.kube, nil); err != nil || !f.kube.on() || f.liqo.daemonSet == "" {
+		return err
+	}
+	return f.liqo.leaveServices(context.WithoutCancel(cmd.Context()), f.kube)
+}
+
+// load reads the configuration. It also returns a function that reads it again.
+func (f *nodeFlags) load() (c *node.Config, again func() (*node.Config, error), err error) {
+	read, err := f.kube.loader(f.file)
+	if err != nil {
+		return nil, nil, err
+	}
+	again = func() (*node.Config, error) { return withCPUs(read, f.file) }
+	if c, err = again(); err != nil || !f.takeOver {
+		return c, again, err
+	}
+	if err := mayTakeOver(c); err != nil {
+		return nil, nil, fmt.Errorf("--takeover: %w", err)
+	}
+	c.Services.TakeOver = true
+	return c, again, nil
 }
 
 // withCPUs checks that a configuration requests no more CPUs than this process may use.

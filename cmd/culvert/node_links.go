@@ -29,29 +29,6 @@ func (l *nodeLiqo) add(cmd *cobra.Command) {
 		"with --liqo or --kube: listen `ADDRESS` of the links' /metrics and /healthz, host:port")
 }
 
-// strayNodeFlags returns an error for each flag that has no effect, because the flag that it
-// belongs to is not given.
-func strayNodeFlags(cmd *cobra.Command, k *nodeKube, l *nodeLiqo, p *nodePeerings) error {
-	var errs []error
-	for _, f := range []struct {
-		on    bool
-		by    string // what turns it on
-		names []string
-	}{
-		{p.on, "--kube", []string{"peering-namespace", "node-namespace"}},
-		{l.on || p.on, "--liqo or --kube", []string{"geneve-port", "links-metrics"}},
-		{k.on(), "--services", []string{"lease-namespace"}},
-		{k.on() || l.on || p.on, "--services, --liqo or --kube", []string{"daemonset", "node-name", "kubeconfig"}},
-	} {
-		for _, name := range f.names {
-			if !f.on && cmd.Flags().Changed(name) {
-				errs = append(errs, fmt.Errorf("--%s: only with %s; add that, or remove this flag", name, f.by))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // check returns what is wrong with the flags.
 func (l *nodeLiqo) check() error {
 	if l.port < 1 || l.port > 65535 {
