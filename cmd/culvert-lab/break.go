@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -42,10 +43,8 @@ func newBreakCommand() *cobra.Command {
 			return json.NewEncoder(out).Encode(s)
 		}
 		for _, f := range fault.All() {
-			for _, name := range names {
-				if f.Name == name {
-					fmt.Fprintf(out, "%s: %s\nnow %s\n", f.Name, f.Does, f.Symptom)
-				}
+			if slices.Contains(names, f.Name) {
+				fmt.Fprintf(out, "%s: %s\nnow %s\n", f.Name, f.Does, f.Symptom)
 			}
 		}
 		fmt.Fprintln(out, "try: culvert-lab exec rome/pod1 ping milan/pod1; logs are in", s.Dir+"/logs")

@@ -22,19 +22,23 @@ import (
 	"culvert/integration/lab/step"
 )
 
-const (
-	faultPatience = 250 * time.Millisecond // how long something that a fault cuts must stay silent
-)
+// faultPatience is how long something that a fault cuts must stay silent.
+const faultPatience = 250 * time.Millisecond
 
 // Checks make each fault, check its symptom, and mend it.
-func Checks(of *lab.Lab) (checks []lab.Check) {
+func Checks(of *lab.Lab) []lab.Check {
+	return checksOf(of, "fault", []string{"all"}, (*Lab).checkFault)
+}
+
+// checksOf returns a check for each of the named faults that the lab can have.
+func checksOf(of *lab.Lab, check string, names []string,
+	run func(*Lab, context.Context, *Fault) (string, error)) (checks []lab.Check) {
 	l := &Lab{Lab: of}
 	for i := range faults {
-		if f := &faults[i]; f.not != l.Options.Mode {
-			checks = append(checks, lab.Check{Name: "fault", Path: f.Name, Run: func(ctx context.Context) (string,
-				error) {
-				return l.checkFault(ctx, f)
-			}})
+		f := &faults[i]
+		if f.not != l.Options.Mode && (slices.Contains(names, f.Name) || slices.Contains(names, "all")) {
+			checks = append(checks, lab.Check{Name: check, Path: f.Name,
+				Run: func(ctx context.Context) (string, error) { return run(l, ctx, f) }})
 		}
 	}
 	return checks

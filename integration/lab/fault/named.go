@@ -58,19 +58,7 @@ func ValidNames(names []string) error {
 
 // NamedChecks make faults, wait until a gateway's status names them, and mend them.
 func NamedChecks(names []string) func(*lab.Lab) []lab.Check {
-	return func(of *lab.Lab) (checks []lab.Check) {
-		l := &Lab{Lab: of}
-		for i := range faults {
-			f := &faults[i]
-			if f.not != l.Options.Mode && (slices.Contains(names, f.Name) || slices.Contains(names, "all")) {
-				checks = append(checks, lab.Check{Name: "named", Path: f.Name, Run: func(ctx context.Context) (string,
-					error) {
-					return l.checkNamed(ctx, f)
-				}})
-			}
-		}
-		return checks
-	}
+	return func(of *lab.Lab) []lab.Check { return checksOf(of, "named", names, (*Lab).checkNamed) }
 }
 
 func (l *Lab) checkNamed(ctx context.Context, f *Fault) (_ string, err error) {
