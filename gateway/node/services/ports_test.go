@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"culvert/integration/fresh"
 	"culvert/integration/need"
 )
 
@@ -18,6 +19,7 @@ func init() { runtime.LockOSThread() }
 func TestLentPorts(t *testing.T) {
 	runtime.LockOSThread() // never unlocked
 	need.Kernel(t, "namespace", unix.Unshare(unix.CLONE_NEWNET))
+	need.NoError(t, fresh.Network())
 	c, err := parse(t, "nodePort: 30080", "nodePort: 40000", "nodePort: 30080", "nodePort: 40001")
 	need.NoError(t, err)
 	for _, test := range []struct {
