@@ -30,12 +30,8 @@ func TestLogsAreDocumented(t *testing.T) {
 	var findings, underLiqo, inPeering strings.Builder
 	for _, c := range health.Causes() {
 		findings.WriteString(wrapped(fmt.Sprintf("- `%s` (%s): %s", c.Name, c.Level, c.Sentence())))
-		if l := c.Liqo(); l != c {
-			underLiqo.WriteString(wrapped(fmt.Sprintf("- `%s`: %s", c.Name, l.Sentence())))
-		}
-		if p := c.Peering(); p != c {
-			inPeering.WriteString(wrapped(fmt.Sprintf("- `%s`: %s", c.Name, p.Sentence())))
-		}
+		underLiqo.WriteString(otherwise(c, c.Liqo()))
+		inPeering.WriteString(otherwise(c, c.Peering()))
 	}
 	for section, want := range map[string]string{"Findings": findings.String(),
 		"Findings under Liqo": underLiqo.String(), "Findings of a Peering": inPeering.String()} {
@@ -79,6 +75,18 @@ func TestLogsAreDocumented(t *testing.T) {
 	keys = append(keys, "time", "level", "msg", "error", string(health.OfPeer), string(health.OfNode),
 		string(health.OfAddress))
 	compare("key", "Keys", "(?m)^- `(\\w+)`", keys)
+}
+
+// otherwise returns what the cause says in other surroundings, without the words that are the same.
+func otherwise(c, there *health.Cause) string {
+	says := there.Sentence()
+	if there.Says == c.Says {
+		says = there.Remedy
+	}
+	if there == c || says == "" {
+		return ""
+	}
+	return wrapped(fmt.Sprintf("- `%s`: %s", c.Name, says))
 }
 
 // wrapped breaks an element of a list into lines of at most 100 bytes.

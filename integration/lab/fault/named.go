@@ -12,6 +12,7 @@ import (
 	"time"
 
 	gatewaycontrol "culvert/gateway/control"
+	"culvert/gateway/health"
 	"culvert/integration/lab"
 	"culvert/integration/lab/plan"
 	"culvert/integration/lab/probe"
@@ -238,4 +239,21 @@ func (n *Named) logs(line string) bool {
 	}
 	words := regexp.QuoteMeta(n.sentence())
 	return regexp.MustCompile("^" + strings.ReplaceAll(words, "…", ".+?") + "$").MatchString(text)
+}
+
+var blank = regexp.MustCompile(`\{\w+\}`)
+
+// sentence returns what a status says, with its remedy.
+func (n *Named) sentence() string {
+	for _, c := range health.Causes() {
+		if c.Name != n.Cause || c.Remedy == "" {
+			continue
+		}
+		remedy := c.Remedy
+		if c.Server != "" && plan.Of(n.Cluster+"/gateway").Role == "server" {
+			remedy = c.Server
+		}
+		return n.Says + ": " + blank.ReplaceAllString(remedy, "…")
+	}
+	return n.Says
 }

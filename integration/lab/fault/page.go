@@ -2,21 +2,16 @@ package fault
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
-
-	"culvert/gateway/health"
-	"culvert/integration/lab/plan"
 )
 
 // Page is the page of all faults, with what culvert status says about each. Its
 // paragraphs and the elements of its lists are lines, which cli.WrapLines wraps.
 func Page() string {
-	var b, others strings.Builder
+	var b strings.Builder
 	named, made := 0, make(map[string]string) // the fault that has each finding first
-	causes := make(map[string]bool)
 	for _, s := range symptoms {
-		fmt.Fprintf(&b, "## %s\n\n", s.heading)
+		fmt.Fprintf(&b, "\n## %s\n\n", s.heading)
 		for i := range faults {
 			f := &faults[i]
 			if f.Symptom != s {
@@ -28,8 +23,8 @@ func Page() string {
 			} else {
 				named++
 				for n := f.Named; n != nil; n = n.Or {
-					finding := fmt.Sprintf("`%s` of %s: %s", n.Cause, n.Cluster, n.sentence())
-					if causes[n.Cause] = true; made[finding] != "" {
+					finding := fmt.Sprintf("`%s` of %s: %s", n.Cause, n.Cluster, n.Says)
+					if made[finding] != "" {
 						finding = fmt.Sprintf("`%s` of %s, as for `%s`", n.Cause, n.Cluster, made[finding])
 					} else {
 						made[finding] = f.Name
@@ -39,43 +34,16 @@ func Page() string {
 			}
 			fmt.Fprintf(&b, "  - fix: %s\n", f.Remedy)
 		}
-		b.WriteString("\n")
-	}
-	for _, c := range health.Causes() {
-		if c.Level == health.Warning && !causes[c.Name] {
-			fmt.Fprintf(&others, "- `%s`: %s\n", c.Name, blank.ReplaceAllString(c.Sentence(), "…"))
-		}
 	}
 	return fmt.Sprintf(`# Faults
 
 This page says by symptom what breaks the path between pods of two clusters, and how culvert names it. `+
 		"While packets flow in both directions, or somebody tries to send them, `culvert status` names a fault within "+
-		`%d seconds and the gateway's log within %d: %d of %d are named. In the examples, rome and milan are the `+
-		`clusters, node1 is a node of rome, and pod1 a pod there. … stands for values that vary.
+		`%d seconds and the gateway's log within %d, with a remedy: %d of %d are named. `+
+		"[logs.md](logs.md#findings) has every warning, also of what no fault here causes. In the examples, rome and "+
+		`milan are the clusters, node1 is a node of rome, and pod1 a pod there. … stands for values that vary.
 
 `+"`culvert-lab break FAULT` makes a fault in a running lab, to learn from. `culvert-lab check --named all --mode "+
 		"vxlan --offloads on` makes each, reads the status and the log, and fixes it. This page is generated."+`
-
-%s## Other warnings
-
-`+"`culvert status`"+` and the log also warn of conditions that none of these faults causes:
-
-%s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String(), others.String())
-}
-
-var blank = regexp.MustCompile(`\{\w+\}`)
-
-// sentence returns what a status says, with its remedy.
-func (n *Named) sentence() string {
-	for _, c := range health.Causes() {
-		if c.Name != n.Cause || c.Remedy == "" {
-			continue
-		}
-		remedy := c.Remedy
-		if c.Server != "" && plan.Of(n.Cluster+"/gateway").Role == "server" {
-			remedy = c.Server
-		}
-		return n.Says + ": " + blank.ReplaceAllString(remedy, "…")
-	}
-	return n.Says
+%s`, int(namedWithin.Seconds()), int(loggedWithin.Seconds()), named, len(faults), b.String())
 }
