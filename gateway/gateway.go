@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -302,6 +303,16 @@ func (g *Gateway) close() {
 		g.control.Close()
 	}
 }
+
+// Path returns the way of packets through the gateway.
+func (g *Gateway) Path() *path.Path { return g.path }
+
+// Current returns what the gateway is configured with, and the links of its nodes. What they point
+// to must not be changed.
+func (g *Gateway) Current() (*config.Config, config.Links) { return g.current.Get() }
+
+// Saved returns when connections were last written to the state folder; zero = never.
+func (g *Gateway) Saved() time.Time { return g.life.Saved() }
 
 // Connection returns what the connection check has found.
 func (g *Gateway) Connection() monitor.CheckStatus { return g.monitor.Connection() }

@@ -127,16 +127,24 @@ func (life *Life) Listener(name, address string) (net.Listener, error) {
 	return life.taken.listener(name, address)
 }
 
-// WriteMetrics reports what is saved for the next gateway, and which of the previous gateway's
-// records this one could not use.
-func (life *Life) WriteMetrics(p *prometheus.Page) {
+// Saved returns when connections were last written to the state folder; zero = never.
+func (life *Life) Saved() time.Time {
 	k := life.keeper
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	return k.saved
+}
+
+// WriteMetrics reports what is saved for the next gateway, and which of the previous gateway's
+// records this one could not use.
+func (life *Life) WriteMetrics(p *prometheus.Page) {
 	saved := 0.0
-	if !k.saved.IsZero() {
-		saved = float64(k.saved.UnixMilli()) / 1000
+	if at := life.Saved(); !at.IsZero() {
+		saved = float64(at.UnixMilli()) / 1000
 	}
+	k := life.keeper
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	p.One(prometheus.Gauge, "state_saved_timestamp_seconds",
 		"When connections were last written to the state folder; 0 = never.", saved)
 	p.Family(prometheus.Gauge, "state_not_restored",

@@ -245,6 +245,22 @@ func (l *link) describe(now nat.Time) control.Stream {
 	return is
 }
 
+// Acknowledged returns up to which time a follower with a whole copy has acknowledged all changes;
+// false if there is no such follower.
+func (r *Replica) Acknowledged(follower string) (until nat.Time, whole bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range r.links {
+		l.mu.Lock()
+		until, whole = l.complete, l.is.Pod == follower && !l.is.NoFullCopy
+		l.mu.Unlock()
+		if whole {
+			return until, true
+		}
+	}
+	return 0, false
+}
+
 // Flush waits until every follower has acknowledged all changes before the call, or is gone.
 func (r *Replica) Flush(ctx context.Context) error {
 	now := r.Now()

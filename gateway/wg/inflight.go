@@ -149,6 +149,12 @@ func (w *window) lose(n int64) {
 	w.gone.Add(n - known)
 }
 
+func (w *window) turnover() Turnover {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return Turnover{Given: uint64(w.handed.Load() + w.gone.Load() - w.late), Returned: uint64(w.done.Load())}
+}
+
 // countLost is called once a second. Packets missing for a second count as lost, and so do those
 // inside if nothing has moved for a second, because they may wait for a session that never comes.
 func (w *window) countLost() {

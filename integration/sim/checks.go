@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"sync/atomic"
 	"testing/synctest"
 	"time"
 
@@ -121,12 +120,8 @@ func (p *pod) judgeLedger() {
 	lost := func(way *path.Counters) uint64 {
 		return way.Dropped(path.DropLocalQueueFull) + way.Dropped(path.DropOutput)
 	}
-	through := func(way string) (given, back uint64) {
-		window := func(name string) int64 { return privateAt[atomic.Int64](p.wg(), "bind", way, name).Load() }
-		late := *privateAt[int64](p.wg(), "bind", way, "late")
-		return uint64(window("handed") + window("gone") - late), uint64(window("done"))
-	}
-	given, back := through("out")
+	tunnel := p.wg().Stats()
+	given, back := tunnel.Encrypted.Given, tunnel.Encrypted.Returned
 	toPeer, between := stats.Outbound.Forwarded+outbound.Generated(), uint64(0)
 	// the destination of IPv6 has no checksum that a gateway looks at: it may be a pod at another
 	// node
@@ -136,7 +131,7 @@ func (p *pod) judgeLedger() {
 	balance("packets for the peer", toPeer, given+lost(outbound)+between)
 	_, data := p.own.peer.counts()
 	balance("messages to the peer", data, back)
-	if _, back = through("in"); p.own.relay != nil { // what the gateway before has decrypted for this one
+	if back = tunnel.Decrypted.Returned; p.own.relay != nil { // what the gateway before has decrypted for this one
 		back += p.own.relay.packetsArrived.Load()
 	}
 	back -= p.own.lent

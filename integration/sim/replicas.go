@@ -3,9 +3,7 @@ package sim
 import (
 	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
-	"sync"
 	"time"
 
 	"culvert/gateway/config"
@@ -205,20 +203,8 @@ func (s *side) sample() {
 // acknowledged returns until when a follower has said that it has all, on the gateways' clock, if
 // it has a whole copy.
 func (v *vote) acknowledged(follower string) (until time.Duration, ok bool) {
-	mu := privateAt[sync.Mutex](v.replica, "mu")
-	if !mu.TryLock() {
-		return 0, false
-	}
-	defer mu.Unlock()
-	links := reflect.ValueOf(v.replica).Elem().FieldByName("links")
-	for i := range links.Len() {
-		l := links.Index(i).Elem()
-		if l.FieldByName("other").FieldByName("Name").String() == follower &&
-			!l.FieldByName("is").FieldByName("NoFullCopy").Bool() {
-			return time.Duration(l.FieldByName("complete").Int()), true
-		}
-	}
-	return 0, false
+	at, ok := v.replica.Acknowledged(follower)
+	return time.Duration(at), ok
 }
 
 // watch judges all the time how many pods of each side forward.

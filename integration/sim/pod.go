@@ -260,7 +260,7 @@ func (p *pod) kill(machine bool) {
 
 // recordSaved notes when the gateway has last written what outlives it, if it has.
 func (p *pod) recordSaved() {
-	at := private[time.Time](p.gateway, "life", "keeper", "saved")
+	at := p.gateway.Saved()
 	if at.IsZero() || p.saved == at.Sub(p.w.start) {
 		return
 	}
@@ -339,9 +339,9 @@ func (p *pod) reload(number byte) {
 	}
 }
 
-func (p *pod) path() *path.Path { return private[*path.Path](p.gateway, "path") }
+func (p *pod) path() *path.Path { return p.gateway.Path() }
 func (p *pod) links() config.Links {
-	_, links := privateAt[config.Current](p.gateway, "current").Get()
+	_, links := p.gateway.Current()
 	return links
 }
 
@@ -350,7 +350,7 @@ func (p *pod) endpoint() *geneve.Endpoint { return p.path().Endpoint }
 func (p *pod) wg() *wg.Device             { return p.path().WG }
 
 // private returns the field of a pointer's struct, or of the structs that lie on the way there,
-// that other packages cannot see.
+// that other packages cannot see. Only wireguard-go's are read so.
 func private[T any](of any, names ...string) T { return *privateAt[T](of, names...) }
 
 // privateAt returns where that field is.
