@@ -4,20 +4,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"text/template"
 
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/lab"
 	"culvert/integration/need"
 	"culvert/kube/manifests"
+	"culvert/kube/manifests/manifeststest"
 )
 
 // testRealMessages joins the clusters by an invitation and its answer.
@@ -138,17 +136,10 @@ func testRealTemplate(t *testing.T, l *realLab, before map[string][]string) {
 // objects.
 func testRealChart(t *testing.T, l *realLab, before map[string][]string) {
 	chart := func(peer, expose, imports string) string {
-		var b strings.Builder
-		values := map[string]any{"image": realImage, "peerings": []any{map[string]any{"name": peer, "expose": expose,
-			"imports": imports}}}
-		for _, name := range slices.Sorted(maps.Keys(manifests.Chart())) {
-			text, err := os.ReadFile(filepath.Join("..", "kube", "chart", "templates", name))
-			need.NoError(t, err)
-			b.WriteString("---\n")
-			need.NoError(t, template.Must(template.New(name).Parse(string(text))).Execute(&b,
-				map[string]any{"Values": values}))
-		}
-		return b.String()
+		text, err := manifeststest.Render(manifests.Chart(), map[string]any{"image": realImage,
+			"peerings": []any{map[string]any{"name": peer, "expose": expose, "imports": imports}}})
+		need.NoError(t, err)
+		return text
 	}
 	texts := map[string]string{"rome": chart("milan", "ClusterIP", "milan"), "milan": chart("rome", "NodePort", "")}
 	l.kubectl("rome", "create", "namespace", "milan")
@@ -219,7 +210,7 @@ func (l *realLab) requireRights(t *testing.T, all bool) {
 // grantedRights returns the rights that the manifests grant, by account.
 func grantedRights(t *testing.T) (all []string) {
 	t.Helper()
-	text := manifests.Common(manifests.Image) + "\n---\n" + (&manifests.Gateway{Peering: "milan",
+	text := manifests.Common(manifests.Image, nil) + "\n---\n" + (&manifests.Gateway{Peering: "milan",
 		Image: manifests.Image, Expose: "NodePort", Imports: "milan", Replicas: 1}).YAML()
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		var role struct {

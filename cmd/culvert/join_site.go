@@ -281,7 +281,7 @@ func (e *end) lacksGateway() error {
 		return nil
 	}
 	return fmt.Errorf("the Peering is there, and its gateway is not: set %s in the values of %s, then run the same "+
-		"command again", e.wants.Values(e.had), e.plan.Owner)
+		"command again", e.wants.Changes(e.had), e.plan.Owner)
 }
 
 // of adds the name of the cluster to an error.
@@ -466,7 +466,7 @@ func (j *joiner) rehearse(e *end) (err error) {
 	if e.had.Replicas > 0 && e.spec.Role == "Client" {
 		e.wants.Expose = e.had.Expose // which nobody uses
 	}
-	text := e.wants.Values(e.had)
+	text := e.wants.Changes(e.had)
 	if text == "" {
 		text = "nothing"
 	}

@@ -36,7 +36,7 @@ func InstallRights() []Right {
 
 // Parts returns the objects of one Peering's end, and those that every peering needs.
 func Parts(g *manifests.Gateway) ([]*unstructured.Unstructured, error) {
-	return Objects(manifests.Common(g.Image) + "\n---\n" + g.YAML())
+	return Objects(manifests.Common(g.Image, g.Values) + "\n---\n" + g.YAML())
 }
 
 // anyGateway has all objects that a gateway can have.

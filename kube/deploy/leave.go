@@ -195,7 +195,7 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 			return fmt.Errorf("peering %s: %w", name, err)
 		}
 	}
-	all, err := Objects(manifests.Common(manifests.Image))
+	all, err := Objects(manifests.Common(manifests.Image, nil))
 	if err != nil {
 		return err
 	}

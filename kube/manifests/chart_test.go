@@ -9,22 +9,23 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"text/template"
 
+	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/need"
+	"culvert/kube/manifests/manifeststest"
 )
 
-var update = flag.Bool("update", false, "write the templates of kube/chart")
+var update = flag.Bool("update", false, "write the generated files of kube/chart")
 
 const chart = "../chart"
 
-// TestChartIsGenerated: the chart has the manifests and nothing else.
+// TestChartIsGenerated: the chart has the manifests, the schema and nothing else.
 func TestChartIsGenerated(t *testing.T) {
 	all := Chart()
 	for name, want := range all {
-		name = filepath.Join(chart, "templates", name)
+		name = filepath.Join(chart, name)
 		if *update {
 			need.NoError(t, os.WriteFile(name, []byte(want), 0o644))
 		}
@@ -33,8 +34,8 @@ func TestChartIsGenerated(t *testing.T) {
 		}
 	}
 	found, err := filepath.Glob(filepath.Join(chart, "templates", "*"))
-	if err != nil || len(found) != len(all) {
-		t.Errorf("%d templates, want %d: %v", len(found), len(all), err)
+	if err != nil || len(found) != len(all)-1 {
+		t.Errorf("%d templates, want %d: %v", len(found), len(all)-1, err)
 	}
 }
 
@@ -65,52 +66,97 @@ func objects(t *testing.T, text string) map[string]any {
 	return all
 }
 
+// everything has each option; its peerings differ in theirs.
+const everything = `
+image: registry.example/another:2.0
+digest: sha256:` + digits + `
+imagePullPolicy: Always
+imagePullSecrets: [{name: registry}, {name: "7"}]
+agents: &pods
+  nodeSelector: {kubernetes.io/os: linux, zone: "on"}
+  tolerations: [{key: a, operator: Exists, effect: NoExecute, tolerationSeconds: 1000000}]
+  affinity: {podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}
+  priorityClassName: "7"
+  resources: {requests: {cpu: 1, memory: 1Gi}}
+  annotations: {a: "{{ .Values }}", b: 'a "quoted" <text>'}
+  labels: {team: net, x.example/y: "true"}
+gateways: *pods
+peerings:
+- {name: milan, expose: NodePort, replicas: 2, imports: milan}
+- {name: turin-2, expose: LoadBalancer}
+- {name: oslo, expose: ClusterIP, replicas: 3}
+`
+
+const digits = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// alone returns values with everything's value of one field, besides image and peerings, and the
+// names of all such fields.
+func alone(t *testing.T) map[string]map[string]any {
+	t.Helper()
+	all := map[string]map[string]any{}
+	var full map[string]any
+	need.NoError(t, yaml.Unmarshal([]byte(everything), &full))
+	base := func() map[string]any {
+		return map[string]any{"image": full["image"], "peerings": full["peerings"]}
+	}
+	for name, value := range full {
+		fields, nested := value.(map[string]any)
+		if !nested {
+			all[name] = base()
+			all[name][name] = value
+		}
+		for field, value := range fields {
+			all[name+"."+field] = base()
+			all[name+"."+field][name] = map[string]any{field: value}
+		}
+	}
+	return all
+}
+
 // TestChartIsTemplate: the chart, rendered as Helm does, is what culvert kube template prints and
-// culvert join applies.
+// culvert join applies: with all options, with none and with each alone.
 func TestChartIsTemplate(t *testing.T) {
-	const image = "registry.example/another:2.0"
-	for _, peerings := range [][]Gateway{nil, {{Peering: "milan"}}, {{Peering: "milan", Replicas: 2, Imports: "milan"},
-		{Peering: "turin-2", Replicas: 1}, {Peering: "oslo", Replicas: 3}}} {
-		want := Common(image)
-		values := map[string]any{}
-		text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
-		if err == nil {
-			err = yaml.UnmarshalStrict(text, &values)
-		}
+	cases := alone(t)
+	if len(cases) < 19 {
+		t.Errorf("%d options: %q", len(cases), slices.Sorted(maps.Keys(cases)))
+	}
+	for name, text := range map[string]string{
+		"all": everything, "none": "image: a", "empty": "image: a\nagents: {}\ngateways: {labels: {}, tolerations: []}\n" +
+			"imagePullSecrets: []\npeerings: [{name: a, expose: NodePort}]",
+		"gateways only": "gatewaysOnly: true\n" + everything, "not only": "gatewaysOnly: false\nimage: a",
+	} {
+		var values map[string]any
+		need.NoError(t, yaml.Unmarshal([]byte(text), &values))
+		cases[name] = values
+	}
+	made := map[string]map[string]any{}
+	for name, values := range cases {
+		text, err := yaml.Marshal(values)
 		need.NoError(t, err)
-		if got := slices.Sorted(maps.Keys(values)); !slices.Equal(got, []string{"image", "peerings"}) {
-			t.Errorf("values %q", got)
+		v, err := ReadValues("values.yaml", text)
+		need.NoError(t, err)
+		parts := []string{}
+		if !v.GatewaysOnly() {
+			parts = append(parts, Common(v.Image(), v))
 		}
-		values["image"] = image
-		var list []any
-		for _, g := range peerings {
-			one := map[string]any{"name": g.Peering, "expose": "NodePort"}
-			if g.Imports != "" {
-				one["imports"] = g.Imports
-			}
-			if g.Replicas != 0 {
-				one["replicas"] = g.Replicas
-			}
-			list = append(list, one)
-			g.Image, g.Expose, g.Replicas = image, "NodePort", max(g.Replicas, 1)
-			want += "\n---\n" + g.YAML()
+		for _, g := range v.Gateways() {
+			parts = append(parts, g.YAML())
 		}
-		values["peerings"] = list
-		var b strings.Builder
-		for _, name := range slices.Sorted(maps.Keys(Chart())) {
-			text, err := os.ReadFile(filepath.Join(chart, "templates", name))
-			need.NoError(t, err)
-			rendered, err := template.New(name).Parse(string(text))
-			if err == nil {
-				b.WriteString("\n---\n")
-				err = rendered.Execute(&b, map[string]any{"Values": values})
-			}
-			need.NoError(t, err)
+		want := objects(t, strings.Join(parts, "\n---\n"))
+		rendered, err := manifeststest.Render(Chart(), values)
+		need.NoError(t, err)
+		if got := objects(t, rendered); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %s", name, cmp.Diff(want, got))
 		}
-		if got, want := objects(t, b.String()), objects(t, want); !reflect.DeepEqual(got, want) ||
-			len(got) < 15+8*len(peerings) {
-			t.Errorf("%v: the chart has %d objects, the manifests %d:\n%q\n%q", peerings, len(got), len(want),
-				slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		made[name] = want
+	}
+	for name, got := range made { // each option changes something
+		if plain := made["peerings"]; name != "peerings" && name != "image" && !strings.HasPrefix(name, "none") &&
+			reflect.DeepEqual(got, plain) {
+			t.Errorf("%s changes nothing", name)
 		}
+	}
+	if n := len(made["gateways only"]); n != len(made["all"])-len(made["none"]) || n < 3*8 {
+		t.Errorf("%d objects of gateways, %d in all", n, len(made["all"]))
 	}
 }

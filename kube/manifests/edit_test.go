@@ -35,7 +35,7 @@ func TestValuesStayStrings(t *testing.T) {
 	for _, value := range []string{"7", "1e3", "0x10", "010", "1_0", "on", "y", "null", "a: b", "a #b", "{{ .x }}",
 		"2026-01-01"} {
 		g := Gateway{Peering: "milan", Image: value, Expose: "NodePort", Replicas: 1}
-		for _, text := range []string{g.YAML(), Common(value),
+		for _, text := range []string{g.YAML(), Common(value, nil),
 			LiqoNodesOf(value, value, ""), LiqoNodesOf(value, value, "all"),
 			strings.TrimPrefix(Budget("GatewayServer", value, value, value), "---\n")} {
 			images := 0

@@ -9,10 +9,19 @@ import (
 )
 
 // Common returns the objects that a cluster needs once for all its peerings, with an image.
-func Common(image string) string {
-	nodes := parse(Nodes)
-	set(at(container(find(nodes, "DaemonSet")), "image"), image)
-	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + format(nodes)
+func Common(image string, v *Values) string {
+	all := commonObjects(image)
+	for _, o := range all {
+		v.apply(o, "")
+	}
+	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + format(all)
+}
+
+// commonObjects returns the objects of Common without the kinds and without options.
+func commonObjects(image string) []*yaml.Node {
+	all := parse(Nodes)
+	set(at(container(find(all, "DaemonSet")), "image"), image)
+	return all
 }
 
 // pod returns the spec of the pods of a Deployment or DaemonSet.
@@ -121,10 +130,11 @@ type Gateway struct {
 	Expose   string // type of its Service
 	Imports  string // namespace for the peer's exports, where the gateway gets rights; "" for none
 	Replicas int
+	Values   *Values // the options of its objects
 }
 
-// Values returns the values of the chart that make an installation this one; "" if it is.
-func (g *Gateway) Values(had *Gateway) string {
+// Changes returns the values of the chart that make an installation this one; "" if it is.
+func (g *Gateway) Changes(had *Gateway) string {
 	var all []string
 	if g.Image != had.Image {
 		all = append(all, "image: "+g.Image)
@@ -143,9 +153,15 @@ func (g *Gateway) Values(had *Gateway) string {
 }
 
 // YAML returns the manifest.
-func (g *Gateway) YAML() string { return format(g.objects()) }
+func (g *Gateway) YAML() string {
+	all := g.objects()
+	for _, o := range all {
+		g.Values.apply(o, g.Peering)
+	}
+	return format(all)
+}
 
-// objects returns the objects of the manifest.
+// objects returns the objects of the manifest, without options.
 func (g *Gateway) objects() []*yaml.Node {
 	all := parse(GatewayYAML)
 	if g.Imports != "" {

@@ -1,128 +1,64 @@
 package manifests
 
 import (
-	"encoding/json"
-	"fmt"
-	"math"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
-	"slices"
+	"strings"
 	"testing"
-	"unicode/utf8"
-
-	"sigs.k8s.io/yaml"
 
 	"culvert/integration/need"
 )
 
-// faults judges a value by the part of JSON Schema (2020-12) that the chart uses, and panics at any
-// other keyword.
-func faults(schema map[string]any, value any, at string) (all []string) {
-	fault := func(format string, args ...any) { all = append(all, at+": "+fmt.Sprintf(format, args...)) }
-	object, _ := value.(map[string]any)
-	list, _ := value.([]any)
-	text, isText := value.(string)
-	number, isNumber := value.(float64)
-	properties, _ := schema["properties"].(map[string]any)
-	for keyword, want := range schema {
-		switch keyword {
-		case "$schema", "properties":
-		case "type":
-			is := map[any]bool{"object": object != nil, "array": list != nil, "string": isText, "integer": isNumber &&
-				number == math.Trunc(number)}
-			if known, ok := is[want]; !ok {
-				panic(fmt.Sprintf("type %q", want))
-			} else if !known {
-				fault("no %s", want)
-			}
-		case "additionalProperties":
-			for key := range object {
-				if properties[key] == nil && want == false {
-					fault("unknown %s", key)
-				}
-			}
-		case "required":
-			for _, key := range want.([]any) {
-				if _, ok := object[key.(string)]; object != nil && !ok {
-					fault("no %s", key)
-				}
-			}
-		case "items":
-			for i, item := range list {
-				all = append(all, faults(want.(map[string]any), item, fmt.Sprintf("%s[%d]", at, i))...)
-			}
-		case "enum":
-			if !slices.ContainsFunc(want.([]any), func(one any) bool { return reflect.DeepEqual(one, value) }) {
-				fault("not of %v", want)
-			}
-		case "pattern":
-			if isText && !regexp.MustCompile(want.(string)).MatchString(text) {
-				fault("bad pattern")
-			}
-		case "minLength", "maxLength":
-			if n := float64(utf8.RuneCountInString(text)); isText && (keyword == "minLength" && n < want.(float64) ||
-				keyword == "maxLength" && n > want.(float64)) {
-				fault("%s", keyword)
-			}
-		case "minimum", "maximum":
-			if isNumber && (keyword == "minimum" && number < want.(float64) || keyword == "maximum" &&
-				number > want.(float64)) {
-				fault("%s", keyword)
-			}
-		default:
-			panic("the test does not know the keyword " + keyword)
-		}
-	}
-	for key, of := range properties {
-		if one, ok := object[key]; ok {
-			all = append(all, faults(of.(map[string]any), one, at+"."+key)...)
-		}
-	}
-	return all
-}
-
-// TestChartSchema: Helm refuses values that the templates would print as something else, and
-// accepts all others.
-func TestChartSchema(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
-	var schema map[string]any
-	if err == nil {
-		err = json.Unmarshal(text, &schema)
-	}
-	need.NoError(t, err)
+// TestValues: values that manifests would print as something else are refused with field and
+// remedy, and all others are accepted.
+func TestValues(t *testing.T) {
 	standard, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
 	need.NoError(t, err)
-	for values, want := range map[string][]string{
-		string(standard):                                           nil,
-		"global: {anything: 1}\nimage: a":                          nil, // Helm gives it to each chart of a chart
-		"peerings: [{name: milan, expose: NodePort}]":              nil,
-		"peerings: [{name: a, expose: LoadBalancer, replicas: 3}]": nil,
-		"peerings: [{name: a-1, expose: ClusterIP, imports: b}]":   nil,
-		"image: ''":                      {"values.image: minLength"},
-		"image: 1":                       {"values.image: no string"},
-		"images: a":                      {"values: unknown images"},
-		"peerings: milan":                {"values.peerings: no array"},
-		"peerings: [milan]":              {"values.peerings[0]: no object"},
-		"peerings: [{name: milan}]":      {"values.peerings[0]: no expose"},
-		"peerings: [{expose: NodePort}]": {"values.peerings[0]: no name"},
-		"peerings: [{name: Milan, expose: NodePort}]":                 {"values.peerings[0].name: bad pattern"},
-		"peerings: [{name: a-, expose: NodePort}]":                    {"values.peerings[0].name: bad pattern"},
-		"peerings: [{name: \"a\\nb\", expose: NodePort}]":             {"values.peerings[0].name: bad pattern"},
-		"peerings: [{name: a, expose: nodeport}]":                     {"values.peerings[0].expose: not of [LoadBalancer NodePort ClusterIP]"},
-		"peerings: [{name: a, expose: NodePort, replicas: 0}]":        {"values.peerings[0].replicas: minimum"},
-		"peerings: [{name: a, expose: NodePort, replicas: 4}]":        {"values.peerings[0].replicas: maximum"},
-		"peerings: [{name: a, expose: NodePort, replicas: 1.5}]":      {"values.peerings[0].replicas: no integer"},
-		"peerings: [{name: a, expose: NodePort, replicas: '2'}]":      {"values.peerings[0].replicas: no integer"},
-		"peerings: [{name: a, expose: NodePort, imports: 'x: y'}]":    {"values.peerings[0].imports: bad pattern"},
-		"peerings: [{name: a, expose: NodePort, mtu: 1400}]":          {"values.peerings[0]: unknown mtu"},
-		"peerings: [{name: " + longName + "a, expose: NodePort}]":     {"values.peerings[0].name: maxLength"},
-		"peerings: [{name: " + longName[1:] + "a, expose: NodePort}]": nil,
+	const peering = "peerings: [{name: a, expose: NodePort, "
+	for values, want := range map[string]string{
+		string(standard): "", everything: "", "": "", "# nothing\n": "",
+		"global: {anything: 1}\nimage: a":                          "", // Helm gives it to each chart of a chart
+		"image: null\nagents: {affinity: null}":                    "",
+		"peerings: [{name: a, expose: LoadBalancer, replicas: 3}]": "",
+		"peerings: [{name: a-1, expose: ClusterIP, imports: b}]":   "",
+		"peerings: [{name: " + longName + ", expose: NodePort}]":   "",
+		"image: ''":                                               `1:8: image: "" is not the name of culvert's image in a registry that all nodes reach`,
+		"image: 1":                                                "1:8: image: want a text; put it in quotes",
+		"images: a":                                               "1:9: images: no such field; did you mean image?",
+		"colour: a":                                               "1:9: colour: no such field; known here: agents, digest, gateways, gatewaysOnly, global, image, imagePullPolicy, imagePullSecrets, peerings",
+		"image: a\nagents: {nodeselector: {}}":                    "2:10: agents.nodeselector: no such field; did you mean nodeSelector?",
+		"agents: {nodeSelector: {fast: true}}":                    "1:31: agents.nodeSelector.fast: want a text; put it in quotes",
+		"gateways: {tolerations: {key: a}}":                       "1:12: gateways.tolerations: want a list, such as [first, second]",
+		"gateways: {tolerations: [a]}":                            "1:26: gateways.tolerations[0]: want a mapping of fields, such as {name: value}",
+		"gateways: {labels: {app: a}}":                            "1:26: gateways.labels.app: culvert sets it itself; leave it out",
+		"gateways: {priorityClassName: ''}":                       `1:31: gateways.priorityClassName: "" is not the name of a PriorityClass`,
+		"gatewaysOnly: 'true'":                                    "1:15: gatewaysOnly: want true or false",
+		"digest: sha256:ab":                                       `1:9: digest: "sha256:ab" is not the image's digest, sha256: and 64 hexadecimal digits`,
+		"imagePullPolicy: always":                                 `1:18: imagePullPolicy: "always" is not one of Always, IfNotPresent, Never; did you mean Always?`,
+		"imagePullPolicy: ''":                                     "1:18: imagePullPolicy: empty; want one of Always, IfNotPresent, Never",
+		"imagePullSecrets: [registry]":                            "1:20: imagePullSecrets[0]: want a mapping of fields, such as {name: value}",
+		"imagePullSecrets: [{nam: registry}]":                     "1:20: imagePullSecrets[0].name: missing; want the name of a Secret of both namespaces, culvert and culvert-nodes",
+		"peerings: milan":                                         "1:11: peerings: want a list, such as [first, second]",
+		"peerings: [{name: milan}]":                               "1:12: peerings[0].expose: missing; want the type of the gateway's Service",
+		"peerings: [{name: Milan, expose: NodePort}]":             `1:19: peerings[0].name: "Milan" is not the name of a Peering: small letters, digits and dashes`,
+		"peerings: [{name: \"a\\nb\", expose: NodePort}]":         `1:19: peerings[0].name: "a\nb" is not the name of a Peering: small letters, digits and dashes`,
+		"peerings: [{name: a, expose: nodeport}]":                 `1:30: peerings[0].expose: "nodeport" is not one of LoadBalancer, NodePort, ClusterIP; did you mean NodePort?`,
+		peering + "replicas: 2}, {name: a, expose: NodePort}]":    "1:61: peerings[1].name: a is there twice; keep one of them",
+		peering + "replicas: 0}]":                                 "1:50: peerings[0].replicas: 0 is not a number from 1 to 3",
+		peering + "replicas: 4}]":                                 "1:50: peerings[0].replicas: 4 is not a number from 1 to 3",
+		peering + "replicas: 1.5}]":                               "1:50: peerings[0].replicas: want a whole number without quotes",
+		peering + "replicas: '2'}]":                               "1:50: peerings[0].replicas: want a whole number without quotes",
+		peering + "imports: 'x: y'}]":                             `1:49: peerings[0].imports: "x: y" is not the name of a namespace: small letters, digits and dashes`,
+		peering + "mtu: 1400}]":                                   "1:45: peerings[0].mtu: no such field; known here: expose, imports, name, replicas",
+		"peerings: [{name: " + longName + "a, expose: NodePort}]": "1:19: peerings[0].name: 41 characters, at most 40 are allowed; want the name of a Peering: small letters, digits and dashes",
 	} {
-		var value any
-		need.NoError(t, yaml.Unmarshal([]byte(values), &value))
-		if got := faults(schema, value, "values"); !slices.Equal(got, want) {
+		got := ""
+		if _, err := ReadValues("", []byte(values)); err != nil {
+			_, err := ReadValues("f", []byte(values))
+			got = strings.TrimPrefix(err.Error(), "f:")
+		}
+		if first, _, _ := strings.Cut(got, "\n"); first != want {
 			t.Errorf("%s: %q, want %q", values, got, want)
 		}
 	}
@@ -130,3 +66,22 @@ func TestChartSchema(t *testing.T) {
 
 // longName is as long as the name of a Peering may be.
 const longName = "abcdefghijabcdefghijabcdefghijabcdefghij"
+
+// TestValuesAreSaid: the chart's values.yaml has each field of the schema, or a comment about it.
+func TestValuesAreSaid(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(chart, "values.yaml"))
+	need.NoError(t, err)
+	fields := regexp.MustCompile(`"(\w+)": \{"(type|enum|\$ref)`).FindAllStringSubmatch(string(ValuesSchema), -1)
+	for _, f := range fields {
+		switch said := regexp.MustCompile(`\b` + f[1] + `\b`).Match(text); f[1] {
+		case "pods", "strings", "items", "additionalProperties": // of the schema itself
+		default:
+			if !said {
+				t.Errorf("values.yaml does not say what %s is", f[1])
+			}
+		}
+	}
+	if len(fields) < 18 {
+		t.Errorf("only %d fields", len(fields))
+	}
+}

@@ -17,7 +17,7 @@ import (
 func TestDaemonSetsAvoidVirtualNodes(t *testing.T) {
 	seen := 0
 	for _, text := range []string{manifests.Nodes, manifests.LiqoNodes, manifests.Services,
-		manifests.LiqoNodesOf("r.example/c:2", "net", "all"), manifests.Chart()["culvert.yaml"]} {
+		manifests.LiqoNodesOf("r.example/c:2", "net", "all"), manifests.Common("r.example/c:2", nil)} {
 		for document := range strings.SplitSeq(text, "\n---\n") {
 			if !strings.Contains(document, "kind: DaemonSet\n") {
 				continue

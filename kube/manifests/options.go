@@ -1,0 +1,88 @@
+package manifests
+
+import (
+	"encoding/json"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// An option is a value that sets a field of an object, where the user gives it. The manifests and
+// the chart have the same options.
+type option struct {
+	value string   // field of the values, or of a peering's values if it begins with a dot
+	field []string // path to the field in the object
+	adds  bool     // the value's fields are added to those of the object's field
+}
+
+// podOptions are those of a Deployment or DaemonSet, whose values are in a field of their own.
+func podOptions(values string) []option {
+	return []option{
+		{"imagePullSecrets", path("spec.template.spec.imagePullSecrets"), false},
+		{"imagePullPolicy", path("spec.template.spec.containers.culvert.imagePullPolicy"), false},
+		{values + ".nodeSelector", path("spec.template.spec.nodeSelector"), false},
+		{values + ".tolerations", path("spec.template.spec.tolerations"), false},
+		{values + ".affinity", path("spec.template.spec.affinity"), false},
+		{values + ".priorityClassName", path("spec.template.spec.priorityClassName"), false},
+		{values + ".resources", path("spec.template.spec.containers.culvert.resources"), false},
+		{values + ".annotations", path("spec.template.metadata.annotations"), false},
+		{values + ".labels", path("spec.template.metadata.labels"), true},
+	}
+}
+
+func path(text string) []string { return strings.Split(text, ".") }
+
+// optionsOf returns the options of an object.
+func optionsOf(object *yaml.Node) []option {
+	switch at(object, "kind").Value {
+	case "DaemonSet":
+		return podOptions("agents")
+	case "Deployment":
+		return podOptions("gateways")
+	}
+	return nil
+}
+
+// apply sets what values say about an object of a peering's gateway, or of what all peerings share.
+func (v *Values) apply(object *yaml.Node, peering string) {
+	for _, o := range optionsOf(object) {
+		value := v.at(o.value)
+		if of, ok := strings.CutPrefix(o.value, "."); ok {
+			value = fieldAt(v.peering(peering), of)
+		}
+		if value != nil {
+			o.set(object, nodeOf(value))
+		}
+	}
+}
+
+// place returns what surrounds the option's field, and the field's name.
+func (o *option) place(object *yaml.Node) (around *yaml.Node, name string) {
+	last := len(o.field) - 1
+	return at(object, o.field[:last]...), o.field[last]
+}
+
+// set puts a value where the option's field is, or at the end of what surrounds it.
+func (o *option) set(object, value *yaml.Node) {
+	around, name := o.place(object)
+	i := field(around, name)
+	switch {
+	case i < 0:
+		around.Content = append(around.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: name}, value)
+	case o.adds:
+		had := around.Content[i+1]
+		had.Content = append(had.Content, value.Content...)
+	default:
+		around.Content[i].LineComment = "" // it is about what was there
+		around.Content[i+1] = value
+	}
+}
+
+// nodeOf returns a value as a node in JSON's style, as the chart prints it.
+func nodeOf(value any) *yaml.Node {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // it was read from JSON
+	}
+	return parse(string(text))[0]
+}
