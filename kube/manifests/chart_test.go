@@ -82,31 +82,38 @@ agents: &pods
   labels: {team: net, x.example/y: "true"}
 gateways: *pods
 peerings:
-- {name: milan, expose: NodePort, replicas: 2, imports: milan}
-- {name: turin-2, expose: LoadBalancer}
+- {name: milan, expose: NodePort, replicas: 2, imports: milan, service: {nodePort: 31840}}
+- name: turin-2
+  expose: LoadBalancer
+  service: {externalTrafficPolicy: Local, loadBalancerClass: "7", annotations: {x.example/y: "true"}, nodePort: 30000}
 - {name: oslo, expose: ClusterIP, replicas: 3}
 `
 
 const digits = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// alone returns values with everything's value of one field, besides image and peerings, and the
-// names of all such fields.
+// alone returns values with everything's value of one field, besides image and peerings, by the
+// name of the field; "" has none.
 func alone(t *testing.T) map[string]map[string]any {
 	t.Helper()
-	all := map[string]map[string]any{}
 	var full map[string]any
 	need.NoError(t, yaml.Unmarshal([]byte(everything), &full))
-	base := func() map[string]any {
-		return map[string]any{"image": full["image"], "peerings": full["peerings"]}
+	base := func(service map[string]any) map[string]any {
+		return map[string]any{"image": full["image"], "peerings": []any{map[string]any{"name": "turin-2",
+			"expose": "LoadBalancer", "service": service}, map[string]any{"name": "oslo", "expose": "ClusterIP"}}}
 	}
+	all := map[string]map[string]any{"": base(map[string]any{})}
+	for field, value := range full["peerings"].([]any)[1].(map[string]any)["service"].(map[string]any) {
+		all["service."+field] = base(map[string]any{field: value})
+	}
+	delete(full, "peerings")
 	for name, value := range full {
 		fields, nested := value.(map[string]any)
 		if !nested {
-			all[name] = base()
+			all[name] = base(nil)
 			all[name][name] = value
 		}
 		for field, value := range fields {
-			all[name+"."+field] = base()
+			all[name+"."+field] = base(nil)
 			all[name+"."+field][name] = map[string]any{field: value}
 		}
 	}
@@ -117,8 +124,9 @@ func alone(t *testing.T) map[string]map[string]any {
 // culvert join applies: with all options, with none and with each alone.
 func TestChartIsTemplate(t *testing.T) {
 	cases := alone(t)
-	if len(cases) < 19 {
-		t.Errorf("%d options: %q", len(cases), slices.Sorted(maps.Keys(cases)))
+	options := slices.Sorted(maps.Keys(cases))
+	if len(options) < 23 {
+		t.Errorf("%d options: %q", len(options), options)
 	}
 	for name, text := range map[string]string{
 		"all": everything, "none": "image: a", "empty": "image: a\nagents: {}\ngateways: {labels: {}, tolerations: []}\n" +
@@ -150,9 +158,8 @@ func TestChartIsTemplate(t *testing.T) {
 		}
 		made[name] = want
 	}
-	for name, got := range made { // each option changes something
-		if plain := made["peerings"]; name != "peerings" && name != "image" && !strings.HasPrefix(name, "none") &&
-			reflect.DeepEqual(got, plain) {
+	for _, name := range options {
+		if name != "" && name != "image" && reflect.DeepEqual(made[name], made[""]) {
 			t.Errorf("%s changes nothing", name)
 		}
 	}

@@ -30,6 +30,14 @@ func podOptions(values string) []option {
 	}
 }
 
+// serviceOptions are those of a gateway's Service.
+var serviceOptions = []option{
+	{".service.annotations", path("metadata.annotations"), false},
+	{".service.loadBalancerClass", path("spec.loadBalancerClass"), false},
+	{".service.externalTrafficPolicy", path("spec.externalTrafficPolicy"), false},
+	{".service.nodePort", path("spec.ports.wireguard.nodePort"), false},
+}
+
 func path(text string) []string { return strings.Split(text, ".") }
 
 // optionsOf returns the options of an object.
@@ -39,6 +47,8 @@ func optionsOf(object *yaml.Node) []option {
 		return podOptions("agents")
 	case "Deployment":
 		return podOptions("gateways")
+	case "Service":
+		return serviceOptions
 	}
 	return nil
 }

@@ -45,12 +45,15 @@ func TestValues(t *testing.T) {
 		"peerings: [{name: \"a\\nb\", expose: NodePort}]":         `1:19: peerings[0].name: "a\nb" is not the name of a Peering: small letters, digits and dashes`,
 		"peerings: [{name: a, expose: nodeport}]":                 `1:30: peerings[0].expose: "nodeport" is not one of LoadBalancer, NodePort, ClusterIP; did you mean NodePort?`,
 		peering + "replicas: 2}, {name: a, expose: NodePort}]":    "1:61: peerings[1].name: a is there twice; keep one of them",
+		peering + "service: {nodePort: 65536}}]":                  "1:60: peerings[0].service.nodePort: 65536 is not a number from 1 to 65535",
+		peering + "service: {nodePort: '31840'}}]":                "1:60: peerings[0].service.nodePort: want a whole number without quotes",
+		peering + "service: {externalTrafficPolicy: Locale}}]":    `1:73: peerings[0].service.externalTrafficPolicy: "Locale" is not one of Cluster, Local; did you mean Local?`,
 		peering + "replicas: 0}]":                                 "1:50: peerings[0].replicas: 0 is not a number from 1 to 3",
 		peering + "replicas: 4}]":                                 "1:50: peerings[0].replicas: 4 is not a number from 1 to 3",
 		peering + "replicas: 1.5}]":                               "1:50: peerings[0].replicas: want a whole number without quotes",
 		peering + "replicas: '2'}]":                               "1:50: peerings[0].replicas: want a whole number without quotes",
 		peering + "imports: 'x: y'}]":                             `1:49: peerings[0].imports: "x: y" is not the name of a namespace: small letters, digits and dashes`,
-		peering + "mtu: 1400}]":                                   "1:45: peerings[0].mtu: no such field; known here: expose, imports, name, replicas",
+		peering + "mtu: 1400}]":                                   "1:45: peerings[0].mtu: no such field; known here: expose, imports, name, replicas, service",
 		"peerings: [{name: " + longName + "a, expose: NodePort}]": "1:19: peerings[0].name: 41 characters, at most 40 are allowed; want the name of a Peering: small letters, digits and dashes",
 	} {
 		got := ""
