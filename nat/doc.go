@@ -51,9 +51,9 @@
 //
 // # Records
 //
-// Another process can continue where an Engine stopped: Records saves its state (record.go), and
-// Restore reads it (restore.go). Links and services are saved by name and times as ages. Each block
-// of 4096 bytes has a checksum and needs no other block.
+// Another process can continue where an Engine stopped: Records (record.go) saves its state by one
+// pass of a Feed, and Restore (restore.go) reads it. Links and services are saved by name and times
+// as ages. Each block of 4096 bytes has a checksum and needs no other block.
 //
 //	connections     all except those between pods of the two clusters, which any of their packets
 //	                makes again; with configured rules, all. Saved: tuples, mark, state, TCP's and

@@ -2,6 +2,7 @@ package nat
 
 import (
 	"encoding/binary"
+	"io"
 	"slices"
 
 	"culvert/nat/packet"
@@ -22,8 +23,10 @@ type Feed struct {
 	e *Engine
 	blockWriter
 	written [2]uint64 // connections and clients since the copy began
+	since   Time      // if not 0: connections without a packet since then are skipped
 	work    int       // since the last pause, in skipped entries
 	over    bool      // the pass has read everything that it has to read
+	buffer  []byte    // of Write
 	// Read but not yet written, in this order.
 	begins bool // a copy begins
 	ended  []gone
@@ -58,16 +61,26 @@ type gone struct {
 // Feed starts a Feed with a full copy. name names a Link; connections on links with the name "" are
 // left out. Close stops it. One goroutine at a time may call its methods.
 func (e *Engine) Feed(name func(Link) string) *Feed {
-	f := &Feed{e: e, blockWriter: blockWriter{name: name}, gone: make([]gone, feedRoom), lost: true}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	f := e.newFeed(name)
+	f.gone, f.lost = make([]gone, feedRoom), true
+	e.table.feeds, e.clients.feeds = append(e.table.feeds, f), append(e.clients.feeds, f)
+	return f
+}
+
+// newFeed returns a Feed that gets no changes.
+//
+// Preconditions: e.mu is held.
+// +checklocks:e.mu
+func (e *Engine) newFeed(name func(Link) string) *Feed {
+	f := &Feed{e: e, blockWriter: blockWriter{name: name}}
 	for range e.table.chunks {
 		f.connections.grow()
 	}
 	for range e.clients.made {
 		f.clients.grow()
 	}
-	e.table.feeds, e.clients.feeds = append(e.table.feeds, f), append(e.clients.feeds, f)
 	return f
 }
 
@@ -113,6 +126,34 @@ func (f *Feed) end(g *gone) {
 		f.gone[(f.first+f.length)%len(f.gone)] = *g
 		f.length++
 	}
+}
+
+const (
+	// RecordWrite is the most that Write writes at a time, in bytes.
+	RecordWrite = 16 * RecordBlock
+	// recordBurst is how much work is done between two pauses, about half a millisecond of a
+	// processor. Its unit is skipping one idle entry, in memory that is read ahead. Judging or
+	// saving an entry, or saving a client, costs as much as skipping recordWork of them.
+	recordBurst = 1024 * recordWork
+	recordWork  = 16
+)
+
+// Write writes a pass to w, if there is anything to send. Ages are as of now. It calls pause like
+// Next. It returns the error of w.
+func (f *Feed) Write(w io.Writer, now Time, pause func()) error {
+	for more := true; more; {
+		b := slices.Grow(f.buffer[:0], RecordWrite)
+		for more && len(b) < RecordWrite {
+			b, more = f.Next(b, now, pause)
+		}
+		if f.buffer = b; len(b) == 0 {
+			break
+		}
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Next appends the next block to dst, if there is anything to send. more is false at the end of a
@@ -232,14 +273,14 @@ func (f *Feed) readConnections(now Time) (more bool) {
 	tb := &f.e.table
 	f.ready = f.readyRoom[:0]
 	return f.connections.some(func(number uint32) bool {
-		f.work += recordWork
 		if number == 0 || number >= tb.high {
 			return false
 		}
 		c := tb.at(number)
-		if !c.live() || !f.e.alive(c, now) {
+		if !c.live() || f.since != 0 && c.lastSeen < f.since || !f.e.alive(c, now) {
 			return false
 		}
+		f.work += recordWork
 		x, ok := f.e.record(c, number, now)
 		if ok {
 			f.ready = append(f.ready, x)

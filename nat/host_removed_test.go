@@ -79,7 +79,7 @@ func TestHostServiceRemoved(t *testing.T) {
 				forwarded(t, e, rules.HostLink, answer(), start)
 				now := start.Add(time.Second)
 				if next := vienna(test.change, only(0), of); restart {
-					saved := write(e.Records(0, start, func(nat.Link) string { return "host" }))
+					saved := write(e.Records(0, func(nat.Link) string { return "host" }), start)
 					var err error
 					if e, err = nat.New([16]byte{4, 5}, next); err != nil {
 						t.Fatal(err)

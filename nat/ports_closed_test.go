@@ -89,7 +89,7 @@ func TestRestoredConnectionsLeaveTheirPorts(t *testing.T) {
 	for i := range 5000 {
 		connect(t, e, "172.18.0.2", uint16(1024+i), random.Uint32(), true, start)
 	}
-	kept := write(e.Records(0, start, func(nat.Link) string { return "host" }))
+	kept := write(e.Records(0, func(nat.Link) string { return "host" }), start)
 	e = host(t, only(1), clientPorts)
 	if got := read(e.Restore(func(string) (nat.Link, bool) { return rules.HostLink, true }, start),
 		kept); got.Connections < 1000 {

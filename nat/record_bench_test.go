@@ -130,7 +130,7 @@ func BenchmarkRecordsFirst(b *testing.B) {
 	anew()
 	var alone, all, changes, restored []float64
 	beside := func(ratios *[]float64, since nat.Time) {
-		err := e.Records(since, later, recordName).Write(io.Discard, func() {
+		err := e.Records(since, recordName).Write(io.Discard, later, func() {
 			after, without := anew(), anew()
 			*ratios, alone = append(*ratios, after/without), append(alone, without)
 		})
@@ -170,7 +170,7 @@ func timedRecords(b *testing.B, e *nat.Engine, since, now nat.Time) (saved []byt
 		at := threadTime(b)
 		burst, last = max(burst, at-last), at
 	}
-	need.NoError(b, e.Records(since, now, recordName).Write(&to, note))
+	need.NoError(b, e.Records(since, recordName).Write(&to, now, note))
 	note()
 	return to.Bytes(), time.Since(begin), burst
 }

@@ -30,9 +30,9 @@ func recordLink(name string) (nat.Link, bool) {
 	return 0, false
 }
 
-func write(r *nat.Records) (b []byte) {
+func write(f *nat.Feed, now nat.Time) (b []byte) {
 	for more := true; more; {
-		b, more = r.Next(b)
+		b, more = f.Next(b, now, func() {})
 	}
 	return b
 }
@@ -44,7 +44,7 @@ func read(r *nat.Restore, b []byte) nat.Restored {
 
 // records returns what e writes.
 func records(e *nat.Engine, since, now nat.Time) []byte {
-	return write(e.Records(since, now, recordName))
+	return write(e.Records(since, recordName), now)
 }
 
 func restore(e *nat.Engine, now nat.Time, b []byte) nat.Restored {
@@ -150,7 +150,7 @@ func TestRecordsPause(t *testing.T) {
 		least, most int // pauses
 	}{{"pods", 0, n>>10 - 1, n >> 10}, {"none since", start + 1, 0, 1}} {
 		pauses := 0
-		need.NoError(t, e.Records(test.since, start, recordName).Write(io.Discard, func() { pauses++ }))
+		need.NoError(t, e.Records(test.since, recordName).Write(io.Discard, start, func() { pauses++ }))
 		if pauses < test.least || pauses > test.most {
 			t.Errorf("%s: %d pauses, want %d to %d", test.name, pauses, test.least, test.most)
 		}
@@ -325,7 +325,7 @@ func small(t testing.TB) (saved []byte, in [2]int) {
 	e := engine(t, many)
 	for l := nat.Link(20); l < 30; l++ {
 		forwarded(t, e, l, udp(fmt.Sprintf("203.0.113.%d", l), "10.71.3.9", 2000, 53).Bytes(), start)
-		if saved = write(e.Records(0, start, longName)); len(saved) == nat.RecordBlock {
+		if saved = write(e.Records(0, longName), start); len(saved) == nat.RecordBlock {
 			in[0]++
 		} else {
 			in[1]++
@@ -416,12 +416,12 @@ func TestRecordsOfNamelessLinks(t *testing.T) {
 	e := engine(t, given)
 	forwarded(t, e, node1, udp("203.0.113.9", "192.0.2.9", 1, 2).Bytes(), start)
 	forwarded(t, e, node2, udp("10.200.2.5", "10.200.1.5", 1, 2).Bytes(), start)
-	saved := write(e.Records(0, start, func(l nat.Link) string {
+	saved := write(e.Records(0, func(l nat.Link) string {
 		if l == nat.Tunnel {
 			return ""
 		}
 		return recordName(l)
-	}))
+	}), start)
 	if got := restore(engine(t, given), start, saved); got != (nat.Restored{Connections: 1, Whole: true}) {
 		t.Errorf("%+v, want the connection between nodes", got)
 	}

@@ -355,10 +355,10 @@ func TestRecordsCopyNoServices(t *testing.T) {
 	for i := range n {
 		e.clients.list(serviceIdentity{name: fmt.Sprint("service-", i), port: 80, protocol: 6})
 	}
-	records := e.Records(0, 0, func(Link) string { return "" })
+	records := e.Records(0, func(Link) string { return "" })
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	need.NoError(t, records.Write(io.Discard, func() {}))
+	need.NoError(t, records.Write(io.Discard, 0, func() {}))
 	runtime.ReadMemStats(&after)
 	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 20*n {
 		t.Errorf("%d bytes are allocated for %d services", bytes, n)

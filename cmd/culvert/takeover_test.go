@@ -230,7 +230,7 @@ func keepStrangers(t *testing.T, dir string, n int) {
 	d, err := state.Open(c.State, c.Peer)
 	if err == nil {
 		err = errors.Join(d.KeepIdentity(&identity), d.KeepConnections(time.Now(), func(w io.Writer) error {
-			return engine.Records(0, now, links.Name).Write(w, func() {})
+			return engine.Records(0, links.Name).Write(w, now, func() {})
 		}))
 		d.Close()
 	}

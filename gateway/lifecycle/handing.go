@@ -100,7 +100,7 @@ func (h *handing) records(since nat.Time, pause, within time.Duration) error {
 	life := h.life
 	_, links := life.Current.Get()
 	w := h.line.Records(within)
-	return life.path.Engine.Records(since, path.Now(), links.Name).Write(w, func() { w.Pause(pause) })
+	return life.path.Engine.Records(since, links.Name).Write(w, path.Now(), func() { w.Pause(pause) })
 }
 
 // cut stops the packets, sends the rest, and lets the other process carry them. It returns an error

@@ -247,7 +247,7 @@ func (k *keeper) keepConnections(pause func()) error {
 	_, links := k.current.Get()
 	err := k.Write(func(d *state.Dir) error {
 		return d.KeepConnections(k.asOf(), func(w io.Writer) error {
-			return k.engine.Records(0, path.Now(), links.Name).Write(w, pause)
+			return k.engine.Records(0, links.Name).Write(w, path.Now(), pause)
 		})
 	})
 	if err == nil {

@@ -33,12 +33,12 @@ const (
 // A sender is the sending goroutine of a link.
 type sender struct {
 	*link
-	blocks []byte
 	facts  string    // sent last
 	looked time.Time // when facts were last checked
 	marked time.Time // when a mark was last sent
 	start  nat.Time  // of the stream
 	passed nat.Time  // when the last complete pass began; 0 = there was none
+	sent   bool      // this pass has sent something
 
 	copies   uint64        // full copies that have begun
 	wait     time.Duration // minimum time between the starts of two full copies
@@ -47,7 +47,7 @@ type sender struct {
 
 // send sends passes until an error.
 func (l *link) send(heard <-chan error) error {
-	s := &sender{link: l, blocks: make([]byte, 0, maxBody), start: l.r.Now(), wait: copyWait}
+	s := &sender{link: l, start: l.r.Now(), wait: copyWait}
 	tick := time.NewTicker(passTime)
 	defer tick.Stop()
 	for flush := false; ; {
@@ -110,33 +110,27 @@ func (s *sender) ready() bool {
 // pass sends everything that has changed, then a mark. With flush, it sends the mark even if
 // nothing has changed.
 func (s *sender) pass(flush bool) error {
-	began, sent := s.r.Now(), false
-	pause := func() {
+	began := s.r.Now()
+	s.sent = false
+	if err := s.feed.Write(s, began, func() {
 		time.Sleep(sweep.Pause)
 		s.keepAlive()
-	}
-	for more := true; more; {
-		b := s.blocks[:0]
-		for more && len(b) < cap(s.blocks) {
-			b, more = s.feed.Next(b, s.r.Now(), pause)
-		}
-		s.noteCopy()
-		if len(b) == 0 {
-			break
-		}
-		if err := s.wire.send(kindBlocks, b); err != nil {
-			return err
-		}
-		if sent = true; more {
-			pause()
-		}
+	}); err != nil {
+		return err
 	}
 	older := max(s.start, s.passed)
 	s.passed = began
-	if !sent && !flush && time.Since(s.marked) < idleTime {
+	if !s.sent && !flush && time.Since(s.marked) < idleTime {
 		return nil
 	}
 	return s.mark(older)
+}
+
+// Write sends blocks of a pass.
+func (s *sender) Write(blocks []byte) (int, error) {
+	s.noteCopy()
+	s.sent = true
+	return len(blocks), s.wire.send(kindBlocks, blocks)
 }
 
 // keepAlive sends a mark during a long pass, such as that of a full copy: an end that hears nothing

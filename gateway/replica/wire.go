@@ -30,7 +30,7 @@ const (
 	headSize = 4
 	// maxBody is the maximum length of a message in bytes, except for facts, which grow with the
 	// number of nodes. A longer one violates the protocol.
-	maxBody, maxFacts = 16 * nat.RecordBlock, 4 << 20
+	maxBody, maxFacts = nat.RecordWrite, 4 << 20
 	// MaxNotice is the maximum length of a message of Tell in bytes.
 	MaxNotice = 4096
 

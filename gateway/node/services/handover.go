@@ -131,7 +131,7 @@ func (s *Server) cut(line *handover.Line, since nat.Time) error {
 // send sends the connections with a packet since.
 func (s *Server) send(line *handover.Line, since nat.Time, pause, within time.Duration) error {
 	w := line.Records(within)
-	return s.engine.Records(since, s.now(), nameLink).Write(w, func() { w.Pause(pause) })
+	return s.engine.Records(since, nameLink).Write(w, s.now(), func() { w.Pause(pause) })
 }
 
 // offer sends the open descriptors, and what the other process must know before it opens anything.

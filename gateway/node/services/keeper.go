@@ -145,7 +145,7 @@ func (k *keeper) write(e *nat.Engine, now func() nat.Time, pause func()) {
 	created := e.Stats().Created
 	if k.Write(func(d *state.Dir) error {
 		return d.KeepConnections(time.Now(), func(w io.Writer) error {
-			return e.Records(0, now(), nameLink).Write(w, pause)
+			return e.Records(0, nameLink).Write(w, now(), pause)
 		})
 	}) == nil {
 		k.created = created
