@@ -34,6 +34,8 @@ var importRules = []importRule{
 	{"gateway/configfile", []string{"sigs.k8s.io/json", "sigs.k8s.io/yaml", "go.yaml.in/yaml/v2", "go.yaml.in/yaml/v3"},
 		"it reads files for every command and knows none of them"},
 	{"gateway/wgkey", nil, "a key is 32 bytes, and whoever has one needs nothing else"},
+	{"gateway/setup", []string{"culvert/ipam", "culvert/gateway/config", "culvert/gateway/configfile",
+		"culvert/gateway/node", "culvert/gateway/wgkey"}, "files that a gateway and its nodes read: it runs neither"},
 	{"gateway/unixsocket", []string{"golang.org/x/sys/unix"}, "a socket and its folder"},
 	{"gateway/control", nil, "outsiders use its types and its client: the standard library and nothing of the gateway"},
 	{"gateway/webpage", []string{"culvert/gateway/control"},

@@ -12,80 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"culvert/gateway/configfile"
-)
-
-// A question asks for something that only the user knows. A flag or an answer gives it.
-type question struct {
-	flag    string
-	text    string // {own}, {peer}, {client} and {server} stand for names of clusters
-	example string
-	here    string                                   // the answer of --here
-	read    func(p *initPlan, e *asked, text string) // reads the answer into the plan, and faults into e
-}
-
-// Questions about the user's own cluster, and about the other one.
-var (
-	askCluster = question{"cluster", "name of the cluster whose gateway connects to the other", "rome", "rome",
-		func(p *initPlan, e *asked, text string) { p.Own.readName(e, text) }}
-	askPods = question{"pods", "CIDR of {own}'s pods, or one of IPv4 and one of IPv6 with a comma between",
-		"10.0.0.0/16", "10.0.0.0/16",
-		func(p *initPlan, e *asked, text string) { p.Own.readPods(e, text) }}
-	askGateway = question{"gateway", "address of {own}'s gateway, by which its nodes reach it", "172.18.0.9",
-		"198.18.1.1",
-		func(p *initPlan, e *asked, text string) { p.Own.Underlay = e.Underlay(e.flag, configfile.Scalar(text)) }}
-	askNodes = question{"nodes",
-		"{own}'s nodes, as NAME=ADDRESS,PODCIDR with blanks between nodes, and a PODCIDR of each family of pods",
-		"{own}-1=172.18.0.2,10.0.1.0/24 {own}-2=172.18.0.3,10.0.2.0/24", "rome-1=198.18.1.2,10.0.1.0/24",
-		func(p *initPlan, e *asked, text string) { p.Own.readNodes(e, text) }}
-	askPeer = question{"peer", "name of the other cluster, which is connected to", "milan", "milan",
-		func(p *initPlan, e *asked, text string) { p.Own.Peer.readName(e, text) }}
-	askPeerPods = question{"peer-pods", "CIDR of {peer}'s pods, of the same families as {own}'s", "10.0.0.0/16",
-		"10.0.0.0/16",
-		func(p *initPlan, e *asked, text string) { p.Own.Peer.readPods(e, text) }}
-	askPeerGateway = question{"peer-gateway", "address of {peer}'s gateway, by which its nodes reach it", "172.19.0.9",
-		"198.18.2.1",
-		func(p *initPlan, e *asked, text string) {
-			p.Own.Peer.Underlay = e.Underlay(e.flag, configfile.Scalar(text))
-		}}
-	askPeerNodes = question{"peer-nodes", "{peer}'s nodes, in the same way", "{peer}-1=172.19.0.2,10.0.1.0/24",
-		"milan-1=198.18.2.2,10.0.1.0/24",
-		func(p *initPlan, e *asked, text string) { p.Own.Peer.readNodes(e, text) }}
-	askEndpoint = question{"endpoint",
-		"address or name of {server}'s gateway, by which {client}'s reaches it, with :PORT unless 51840",
-		"192.0.2.7", "127.0.0.1",
-		(*initPlan).readEndpoint}
-	askPeerExternal = question{flag: "peer-external",
-		text: "with --side, the CIDR by which {peer} wants what is no pod there to be seen",
-		read: func(p *initPlan, e *asked, text string) { p.Own.Peer.readExternal(e, text) }}
-	askPeerKey = question{flag: "peer-key", text: "with --side, the public key of {peer}'s gateway",
-		read: func(p *initPlan, e *asked, text string) { p.Own.Peer.readKey(e, text) }}
-	askExternal = question{flag: "external",
-		text: "with --side, the CIDR by which {peer} sees what is no pod here; chosen without it",
-		read: func(p *initPlan, e *asked, text string) { p.Own.readExternal(e, text) }}
-)
-
-// questions returns the questions about the sides to be made, and those that the other side
-// answers.
-func (p *initPlan) questions() (own, others []question) {
-	own, others = []question{askCluster, askPods, askGateway, askNodes}, []question{askPeer, askPeerPods,
-		askPeerExternal, askPeerKey}
-	if p.Side != "" {
-		own[0].text = "name of this cluster"
-	}
-	switch p.Side {
-	case sideServer:
-		return append(own, askEndpoint), others
-	case sideClient:
-		return own, append(others, askEndpoint)
-	}
-	return append(own, askPeer, askPeerPods, askPeerGateway, askPeerNodes, askEndpoint), nil
-}
-
-// Values of --side.
-const (
-	sideClient = "client"
-	sideServer = "server"
+	"culvert/gateway/setup"
 )
 
 func newInitCommand() *cobra.Command {
@@ -118,18 +45,16 @@ func newInitCommand() *cobra.Command {
 			switch {
 			case here && side != "":
 				return errors.New("--side: --here makes both; leave one of them out")
-			case side != "" && side != sideClient && side != sideServer:
-				return fmt.Errorf("--side: want %s or %s", sideClient, sideServer)
+			case side != "" && side != setup.Client && side != setup.Server:
+				return fmt.Errorf("--side: want %s or %s", setup.Client, setup.Server)
 			}
-			x := &initRun{Command: cmd, dir: dir, plan: newInitPlan(dir, side, here), input: readLines(cmd.InOrStdin())}
+			x := &initRun{Command: cmd, dir: dir, plan: setup.New(dir, side, here), input: readLines(cmd.InOrStdin())}
 			return x.run()
 		},
 	}
-	for _, q := range []question{askCluster, askPods, askGateway, askNodes, askPeer, askPeerPods, askPeerGateway,
-		askPeerNodes, askEndpoint,
-		askExternal, askPeerExternal, askPeerKey} {
-		cmd.Flags().String(q.flag, "", strings.NewReplacer("{own}", "the cluster", "{peer}", "the peer", "{server}",
-			"the peer", "{client}", "the cluster").Replace(q.text))
+	for _, q := range setup.All() {
+		cmd.Flags().String(q.Flag, "", strings.NewReplacer("{own}", "the cluster", "{peer}", "the peer", "{server}",
+			"the peer", "{client}", "the cluster").Replace(q.Text))
 	}
 	cmd.Flags().StringVar(&side, "side", "", "write only this side: client, or server, to which the client connects")
 	cmd.Flags().BoolVar(&here, "here", false,
@@ -142,14 +67,14 @@ func newInitCommand() *cobra.Command {
 type initRun struct {
 	*cobra.Command
 	dir   string
-	plan  *initPlan
+	plan  *setup.Plan
 	input <-chan string
 	asked bool // the user has answered
 }
 
 func (x *initRun) run() error {
 	p := x.plan
-	own, others := p.questions()
+	own, others := p.Questions()
 	err := x.ask(own)
 	if err == nil && p.Side != "" {
 		var done bool
@@ -158,10 +83,7 @@ func (x *initRun) run() error {
 		}
 	}
 	if err == nil {
-		err = p.choose()
-	}
-	if err == nil {
-		err = p.write(x.dir, x.OutOrStdout())
+		err = p.Write(x.OutOrStdout())
 	}
 	if err == nil || !x.asked {
 		return err
@@ -175,17 +97,14 @@ func (x *initRun) run() error {
 
 // exchange prints what the other side needs to know, and reads the other side's line. done without
 // an error means that there is no such line yet.
-func (x *initRun) exchange(others []question) (done bool, err error) {
+func (x *initRun) exchange(others []setup.Question) (done bool, err error) {
 	p := x.plan
-	if external := x.Flags().Lookup(askExternal.flag); external.Changed {
-		if err := x.read(askExternal, external.Value.String()); err != nil {
+	if external := x.Flags().Lookup(setup.AskExternal.Flag); external.Changed {
+		if err := p.Answer(setup.AskExternal, external.Value.String()); err != nil {
 			return true, err
 		}
 	}
-	if err := p.chooseOwn(); err != nil {
-		return true, err
-	}
-	line, err := p.introduce(x.dir)
+	line, err := p.Introduce()
 	if err != nil {
 		return true, err
 	}
@@ -194,7 +113,7 @@ func (x *initRun) exchange(others []question) (done bool, err error) {
 	}
 	fmt.Fprintf(x.OutOrStdout(),
 		"The other side needs this line. It is no secret, but must arrive as it is:\n\n    %s\n\n", line)
-	if slices.ContainsFunc(others, func(q question) bool { return x.Flags().Changed(q.flag) }) {
+	if slices.ContainsFunc(others, func(q setup.Question) bool { return x.Flags().Changed(q.Flag) }) {
 		return false, x.answered(others)
 	}
 	ok, err := x.hear(others)
@@ -208,22 +127,12 @@ func (x *initRun) exchange(others []question) (done bool, err error) {
 // answersName is the file in DIR with the answers so far.
 const answersName = "answers.txt"
 
-// keep saves the answers so far: a flag and its value in each line.
+// keep saves the answers so far.
 func (x *initRun) keep() error {
-	var b strings.Builder
-	if x.plan.Side != "" {
-		fmt.Fprintf(&b, "--side %s\n", x.plan.Side)
-	}
-	own, others := x.plan.questions()
-	for _, q := range slices.Concat(own, []question{askExternal}, others) {
-		if text := x.plan.answers[q.flag]; text != "" {
-			fmt.Fprintf(&b, "--%s %s\n", q.flag, text)
-		}
-	}
 	if err := os.MkdirAll(x.dir, 0o700); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(x.dir, answersName), []byte(b.String()), 0o600)
+	return os.WriteFile(filepath.Join(x.dir, answersName), []byte(x.plan.Answers()), 0o600)
 }
 
 // readAnswers sets flags that the command line leaves out to the answers kept in dir. dir must be
@@ -234,15 +143,16 @@ func readAnswers(dir string, flags *pflag.FlagSet) error {
 	}
 	name := filepath.Join(dir, answersName)
 	text, err := os.ReadFile(name)
-	if _, complete := os.Lstat(filepath.Join(dir, startName)); err != nil || complete == nil {
+	if _, complete := os.Lstat(filepath.Join(dir, setup.StartName)); err != nil || complete == nil {
 		return fmt.Errorf("%s exists and is not changed; choose another folder", dir)
 	}
-	endpoint, _ := flags.GetString(askEndpoint.flag)
+	endpoint, _ := flags.GetString(setup.AskEndpoint.Flag)
 	for line := range strings.Lines(string(text)) {
 		flag, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 		flag = strings.TrimPrefix(flag, "--")
 		if flags.Changed(flag) {
-			if flag == askEndpoint.flag && endpoint != value && strings.HasPrefix(string(text), "--side "+sideServer) {
+			if flag == setup.AskEndpoint.Flag && endpoint != value &&
+				strings.HasPrefix(string(text), "--side "+setup.Server) {
 				return errTwoServers
 			}
 			continue

@@ -10,39 +10,22 @@ import (
 	"github.com/spf13/pflag"
 
 	"culvert/cmd/internal/cli"
-	"culvert/gateway/configfile"
+	"culvert/gateway/setup"
 )
 
-// asked collects the faults of the answer to one question.
-type asked struct {
-	configfile.Errors
-	flag string // with its dashes
-}
-
-func (e *asked) add(format string, args ...any) { e.Add(e.flag, format, args...) }
-
-// read checks an answer and puts it into the plan.
-func (x *initRun) read(q question, text string) error {
-	e := &asked{flag: "--" + q.flag}
-	if q.read(x.plan, e, text); e.Err() == nil {
-		x.plan.answers[q.flag] = text
-	}
-	return e.Err()
-}
-
 // ask asks the questions that no flag answers, until each answer is valid.
-func (x *initRun) ask(questions []question) error {
+func (x *initRun) ask(questions []setup.Question) error {
 	var errs []error
 	ended := false
 	for _, q := range questions {
-		flag := x.Flags().Lookup(q.flag)
+		flag := x.Flags().Lookup(q.Flag)
 		switch {
 		case x.plan.Here && flag.Changed:
-			errs = append(errs, fmt.Errorf("--%s: --here answers it; leave one of them out", q.flag))
+			errs = append(errs, fmt.Errorf("--%s: --here answers it; leave one of them out", q.Flag))
 		case x.plan.Here:
-			errs = append(errs, x.read(q, q.here))
+			errs = append(errs, x.plan.Answer(q, q.Here))
 		case flag.Changed:
-			errs = append(errs, x.read(q, flag.Value.String()))
+			errs = append(errs, x.plan.Answer(q, flag.Value.String()))
 		case ended:
 			errs = append(errs, x.missing(q))
 		case errors.Join(errs...) != nil:
@@ -61,16 +44,16 @@ func (x *initRun) ask(questions []question) error {
 }
 
 // askOne asks until the answer is valid.
-func (x *initRun) askOne(q question) error {
+func (x *initRun) askOne(q setup.Question) error {
 	for {
-		line, err := x.prompt(x.plan.say(q.text + ", such as " + q.example))
+		line, err := x.prompt(x.plan.Say(q.Text + ", such as " + q.Example))
 		if err != nil {
 			return err
 		}
 		if line == "" {
 			continue
 		}
-		if err = x.read(q, line); err == nil {
+		if err = x.plan.Answer(q, line); err == nil {
 			x.asked = true
 			return nil
 		}
@@ -78,20 +61,8 @@ func (x *initRun) askOne(q question) error {
 	}
 }
 
-func (x *initRun) missing(q question) error {
-	return fmt.Errorf("--%s: missing; %s", q.flag, x.plan.say(q.text))
-}
-
-// say puts the known names into a question.
-func (p *initPlan) say(text string) string {
-	name := func(s *initSide, unknown string) string {
-		if s.Cluster != "" {
-			return s.Cluster
-		}
-		return unknown
-	}
-	return strings.NewReplacer("{own}", name(p.Own, "this cluster"), "{peer}", name(p.Own.Peer, "the peer"),
-		"{client}", name(p.Client, "the peer"), "{server}", name(p.Server, "the peer")).Replace(text)
+func (x *initRun) missing(q setup.Question) error {
+	return fmt.Errorf("--%s: missing; %s", q.Flag, x.plan.Say(q.Text))
 }
 
 // prompt asks once and returns the line, or io.EOF.
@@ -124,7 +95,7 @@ func readLines(in io.Reader) <-chan string {
 }
 
 // hear asks for the other side's line until it is valid. ok is false if there is none yet.
-func (x *initRun) hear(others []question) (ok bool, err error) {
+func (x *initRun) hear(others []setup.Question) (ok bool, err error) {
 	for {
 		line, err := x.prompt(
 			"the line that culvert init printed at the other side; leave it empty if you do not have it yet")
@@ -137,13 +108,13 @@ func (x *initRun) hear(others []question) (ok bool, err error) {
 		// A server's line contains --endpoint, so that another server notices it.
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.SetOutput(io.Discard)
-		for _, q := range append(others[:len(others):len(others)], askEndpoint) {
-			if flags.Lookup(q.flag) == nil {
-				flags.String(q.flag, "", "")
+		for _, q := range append(others[:len(others):len(others)], setup.AskEndpoint) {
+			if flags.Lookup(q.Flag) == nil {
+				flags.String(q.Flag, "", "")
 			}
 		}
-		if err = flags.Parse(strings.Fields(line)); err == nil && flags.Changed(askEndpoint.flag) &&
-			x.plan.Side == sideServer {
+		if err = flags.Parse(strings.Fields(line)); err == nil && flags.Changed(setup.AskEndpoint.Flag) &&
+			x.plan.Side == setup.Server {
 			return false, errTwoServers
 		}
 		if err == nil {
@@ -160,18 +131,18 @@ func (x *initRun) hear(others []question) (ok bool, err error) {
 }
 
 // answered reads the answers to questions from flags. All of them must be given.
-func (x *initRun) answered(questions []question) error {
+func (x *initRun) answered(questions []setup.Question) error {
 	var errs []error
 	for _, q := range questions {
-		flag := x.Flags().Lookup(q.flag)
+		flag := x.Flags().Lookup(q.Flag)
 		switch {
 		case flag.Changed:
-			errs = append(errs, x.read(q, flag.Value.String()))
-		case q.flag == askEndpoint.flag:
+			errs = append(errs, x.plan.Answer(q, flag.Value.String()))
+		case q.Flag == setup.AskEndpoint.Flag:
 			errs = append(errs, errTwoClients)
 		default:
 			errs = append(errs, fmt.Errorf(
-				"--%s: missing; it is in the line that culvert init printed at the other side", q.flag))
+				"--%s: missing; it is in the line that culvert init printed at the other side", q.Flag))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +17,7 @@ func newKeygenCommand() *cobra.Command {
 			"needs. An existing FILE is never overwritten.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := readOrMakeKey(args[0], public)
+			key, err := wgkey.Stored(args[0], public)
 			if err != nil {
 				return err
 			}
@@ -30,32 +27,4 @@ func newKeygenCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&public, "public", false, "print the public key of an existing FILE")
 	return cmd
-}
-
-func readOrMakeKey(name string, existing bool) (wgkey.Key, error) {
-	if existing {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return wgkey.Key{}, err
-		}
-		key, err := wgkey.ParseStored(text)
-		if err != nil {
-			return wgkey.Key{}, fmt.Errorf("%s: %w", name, err)
-		}
-		return key, nil
-	}
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return wgkey.Key{}, fmt.Errorf("%s exists and is not overwritten; --public prints its public key", name)
-	}
-	if err != nil {
-		return wgkey.Key{}, err
-	}
-	key := wgkey.NewPrivate()
-	if _, err := fmt.Fprintln(f, key.Base64()); err != nil {
-		f.Close()
-		os.Remove(name)
-		return wgkey.Key{}, err
-	}
-	return key, f.Close()
 }

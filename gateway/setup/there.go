@@ -1,4 +1,4 @@
-package main
+package setup
 
 import (
 	"fmt"
@@ -14,8 +14,8 @@ import (
 	"culvert/gateway/node"
 )
 
-// initThere is what a cluster already uses for other peers, according to the folders beside DIR.
-type initThere struct {
+// there is what a cluster already uses for other peers, according to the folders beside DIR.
+type there struct {
 	folders    []string
 	taken      []netip.Prefix    // addresses of tunnels, external CIDRs, and CIDRs under which peers are seen
 	ports      map[uint16]string // UDP ports, with the file that uses each
@@ -24,8 +24,8 @@ type initThere struct {
 }
 
 // readThere reads the folders beside dir that are about a cluster.
-func readThere(dir, cluster string) (*initThere, error) {
-	t := &initThere{ports: map[uint16]string{}, metrics: map[string]bool{}, interfaces: map[string]bool{}}
+func readThere(dir, cluster string) (*there, error) {
+	t := &there{ports: map[uint16]string{}, metrics: map[string]bool{}, interfaces: map[string]bool{}}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func readThere(dir, cluster string) (*initThere, error) {
 }
 
 // read reads a gateway's file, and those of its nodes.
-func (t *initThere) read(file string) error {
+func (t *there) read(file string) error {
 	c, err := config.Load(file)
 	if err != nil {
 		return err
@@ -91,10 +91,10 @@ func (t *initThere) read(file string) error {
 }
 
 // overlaps reports whether the cluster already uses a part of p.
-func (t *initThere) overlaps(p netip.Prefix) bool { return slices.ContainsFunc(t.taken, p.Overlaps) }
+func (t *there) overlaps(p netip.Prefix) bool { return slices.ContainsFunc(t.taken, p.Overlaps) }
 
 // port returns the first port at or above from that no other peering of the cluster uses.
-func (t *initThere) port(from int) int {
+func (t *there) port(from int) int {
 	for t.ports[uint16(from)] != "" {
 		from++
 	}
@@ -103,7 +103,7 @@ func (t *initThere) port(from int) int {
 
 // beside gives a side ports, an interface and an address for metrics that its other peerings do not
 // use.
-func (s *initSide) beside(t *initThere) {
+func (s *cluster) beside(t *there) {
 	s.There, s.Port = t, t.port(s.Port)
 	for t.metrics[s.Metrics] {
 		at := netip.MustParseAddrPort(s.Metrics) // a default, or the one after it
@@ -116,7 +116,7 @@ func (s *initSide) beside(t *initThere) {
 }
 
 // besideText returns a text about the side's other peerings; "" if it has none.
-func (s *initSide) besideText() string {
+func (s *cluster) besideText() string {
 	if len(s.There.folders) == 0 {
 		return ""
 	}
@@ -126,7 +126,7 @@ func (s *initSide) besideText() string {
 
 // freeEndpoint gives the server's gateway a port that no other peering of its cluster uses. A port
 // that the user has chosen stays.
-func (p *initPlan) freeEndpoint(e *asked, chosen bool) {
+func (p *Plan) freeEndpoint(e *asked, chosen bool) {
 	host, port, err := net.SplitHostPort(p.Endpoint)
 	n, notNumber := strconv.ParseUint(port, 10, 16)
 	if err != nil || notNumber != nil {

@@ -1,4 +1,4 @@
-package main
+package setup
 
 import (
 	"embed"
@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-//go:embed init_templates
-var initTemplates embed.FS
+//go:embed templates
+var templates embed.FS
 
 // fill returns a template with its placeholders in angle brackets replaced by words. It repeats a
 // line that begins with "each| " for every node, and one that begins with "back| " from the last
 // node to the first. It does not use text/template, because that makes the linker keep every method
 // of every type: a quarter of the binary.
-func fill(name string, nodes []initNode, words []string) (string, error) {
-	text, err := initTemplates.ReadFile("init_templates/" + name)
+func fill(name string, nodes []nodeSpec, words []string) (string, error) {
+	text, err := templates.ReadFile("templates/" + name)
 	if err != nil {
 		return "", err
 	}
@@ -41,7 +41,7 @@ func fill(name string, nodes []initNode, words []string) (string, error) {
 }
 
 // words returns the replacements for the files of a gateway.
-func (s *initSide) words() []string {
+func (s *cluster) words() []string {
 	role := fmt.Sprintf("  role: client\n  endpoint: %q", s.Plan.Endpoint)
 	if s == s.Plan.Server {
 		role = "  role: server\n  listenPort: " + s.Plan.EndpointPort
@@ -103,7 +103,7 @@ func oneOrTwo(all []netip.Addr) string {
 }
 
 // forwarding returns the settings with which a node forwards packets.
-func forwarding(families []initFamily) string {
+func forwarding(families []family) string {
 	var settings []string
 	for _, f := range families {
 		if f.Pods.Addr().Is4() {
@@ -121,7 +121,7 @@ func said(all []netip.Addr) string {
 }
 
 // words returns the replacements for the files of a node, and for lines about one.
-func (n *initNode) words() []string {
+func (n *nodeSpec) words() []string {
 	var pods []string
 	for _, p := range n.Pods {
 		pods = append(pods, inYAML(p))
@@ -138,7 +138,7 @@ func (n *initNode) words() []string {
 }
 
 // words returns the replacements for texts about both clusters.
-func (p *initPlan) words(dir, program string) []string {
+func (p *Plan) words(dir, program string) []string {
 	beside := ""
 	for _, s := range p.made() {
 		beside += s.besideText()

@@ -1,4 +1,4 @@
-package main
+package setup
 
 import (
 	"errors"
@@ -13,42 +13,51 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/configfile"
 	"culvert/gateway/node"
+	"culvert/gateway/wgkey"
 )
 
-// startName is the file in DIR that says how to start. It is written last.
-const startName = "START.txt"
+// StartName is the file that says how to start. It is written last.
+const StartName = "START.txt"
 
 // makeKey makes the key of a side, or reads the one that an earlier init has made.
-func (s *initSide) makeKey(dir string) error {
+func (s *cluster) makeKey(dir string) error {
 	name := filepath.Join(dir, s.Cluster, "gateway.key")
 	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 		return err
 	}
 	_, err := os.Lstat(name)
-	key, err := readOrMakeKey(name, err == nil)
+	key, err := wgkey.Stored(name, err == nil)
 	if err == nil {
 		s.Key = key.Public()
 	}
 	return err
 }
 
-// introduce makes this side's key, and returns what the other side has to know, as flags for it.
-func (p *initPlan) introduce(dir string) (string, error) {
-	if err := p.Own.makeKey(dir); err != nil {
+// Introduce chooses what the other side has to know of this one, makes its key, and returns it all
+// as flags for the other side.
+func (p *Plan) Introduce() (string, error) {
+	if err := p.chooseOwn(); err != nil {
 		return "", err
 	}
-	line := fmt.Sprintf("--%s %s --%s %s --%s %s --%s %s", askPeer.flag, p.Own.Cluster, askPeerPods.flag,
-		p.answers[askPods.flag],
-		askPeerExternal.flag, p.answers[askExternal.flag], askPeerKey.flag, p.Own.Key.Base64())
+	if err := p.Own.makeKey(p.Dir); err != nil {
+		return "", err
+	}
+	line := fmt.Sprintf("--%s %s --%s %s --%s %s --%s %s", askPeer.Flag, p.Own.Cluster, askPeerPods.Flag,
+		p.answers[askPods.Flag],
+		askPeerExternal.Flag, p.answers[AskExternal.Flag], askPeerKey.Flag, p.Own.Key.Base64())
 	if p.Own == p.Server {
-		line += " --" + askEndpoint.flag + " " + p.Endpoint
+		line += " --" + AskEndpoint.Flag + " " + p.Endpoint
 	}
 	return line, nil
 }
 
-// write writes all files into dir. If the gateway or the nodes would refuse them, it removes them
-// again.
-func (p *initPlan) write(dir string, out io.Writer) (err error) {
+// Write chooses what no question asks, writes all files, and prints how to start. If the gateway or
+// the nodes would refuse the files, it removes them again.
+func (p *Plan) Write(out io.Writer) (err error) {
+	if err := p.choose(); err != nil {
+		return err
+	}
+	dir := p.Dir
 	_, missing := os.Lstat(dir)
 	var written []string
 	defer func() {
@@ -68,7 +77,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 		written = append(written, file)
 		return errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, text, 0o600))
 	}
-	render := func(from string, nodes []initNode, words []string, name ...string) error {
+	render := func(from string, nodes []nodeSpec, words []string, name ...string) error {
 		text, err := fill(from, nodes, words)
 		if err != nil {
 			return err
@@ -102,7 +111,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	nodes, words, how := slices.Concat(p.Client.Nodes, p.Server.Nodes), p.words(dir, program), startName
+	nodes, words, how := slices.Concat(p.Client.Nodes, p.Server.Nodes), p.words(dir, program), StartName
 	switch {
 	case p.Here:
 		how = "here.txt"
@@ -111,12 +120,12 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 		how, words = "side.txt", append(words, p.Own.words()...)
 	}
 	if err == nil {
-		err = render(how, nodes, words, startName)
+		err = render(how, nodes, words, StartName)
 	}
 	if err != nil {
 		return err
 	}
-	text, err := os.ReadFile(filepath.Join(dir, startName))
+	text, err := os.ReadFile(filepath.Join(dir, StartName))
 	if err == nil {
 		_, err = out.Write(text)
 	}
@@ -124,7 +133,7 @@ func (p *initPlan) write(dir string, out io.Writer) (err error) {
 }
 
 // check reads the written files as gateways and nodes will.
-func (p *initPlan) check(dir string) error {
+func (p *Plan) check(dir string) error {
 	var errs []error
 	for _, s := range p.made() {
 		c, err := config.Load(filepath.Join(dir, s.Cluster, "gateway.yaml"))
