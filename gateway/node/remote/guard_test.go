@@ -210,8 +210,9 @@ func TestGuard(t *testing.T) {
 			asGateway(tt.other)
 			expect(t, "without the guard, the pod as the gateway at another node", other, tt.gateway)
 
-			k := run(t)
-			k.told, k.list = true, func() ([]netlink.Route, error) { return nil, nil }
+			k := run(t, func(k *Keeper) {
+				k.told, k.list = true, func() ([]netlink.Route, error) { return nil, nil }
+			})
 			k.Protect([]Tunnel{{netip.MustParseAddr(tt.gateway), 6091, ""}})
 			eventually(t, "guard", func() error {
 				if all, fault := k.Guarded(); len(all) != 1 || fault != "" {

@@ -60,11 +60,15 @@ type following struct {
 	last []Status
 }
 
-func run(t *testing.T) *following {
+// run runs a Keeper that prepare has changed.
+func run(t *testing.T, prepare ...func(*Keeper)) *following {
 	t.Helper()
 	log := logrus.New()
 	log.Out = io.Discard
 	f := &following{Keeper: New(log)}
+	for _, change := range prepare {
+		change(f.Keeper)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
 	tasks.Go(func() {
