@@ -1,5 +1,6 @@
-// Package gateway is one gateway: pod traffic between the nodes of the local
-// cluster and one remote cluster, in one process with two UDP sockets.
+// Package gateway opens the parts of one gateway, joins them, applies configurations and closes
+// them: pod traffic between the nodes of the local cluster and one remote cluster, in one process
+// with two UDP sockets.
 //
 // # Words
 //

@@ -1,6 +1,9 @@
 package integration
 
 import (
+	"flag"
+	"go/parser"
+	"go/token"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,31 +16,66 @@ import (
 	"culvert/integration/need"
 )
 
-// TestDocsMap: the map of ARCHITECTURE.md has exactly the packages of the tree.
+var mapUpdate = flag.Bool("map.update", false, "write what package comments say into the map of ARCHITECTURE.md")
+
+// TestDocsMap: the map, which ends ARCHITECTURE.md, has exactly the packages of the tree, and says
+// of each what its package comment says.
 func TestDocsMap(t *testing.T) {
-	text, err := os.ReadFile("../ARCHITECTURE.md")
+	const page = "../ARCHITECTURE.md"
+	text, err := os.ReadFile(page)
 	need.NoError(t, err)
-	_, section, _ := strings.Cut(string(text), "\n## The map\n")
-	section, _, _ = strings.Cut(section, "\n## ")
-	code := regexp.MustCompile("`([^`]+)`")
-	var mapped []string
-	for line := range strings.Lines(section) {
-		if cells := strings.Split(line, "|"); len(cells) > 1 {
-			for _, name := range code.FindAllStringSubmatch(cells[1], -1) {
-				mapped = append(mapped, name[1])
-			}
-		}
+	before, section, _ := strings.Cut(string(text), "\n## The map\n")
+	if strings.Contains(section, "\n## ") {
+		t.Error("the map is not the last section")
+	}
+	row := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (.*?) \\|")
+	mapped := make(map[string]string)
+	for _, m := range row.FindAllStringSubmatch(section, -1) {
+		mapped[m[1]] = m[2]
 	}
 	for _, p := range packages(t) {
 		name := strings.TrimPrefix(p.ImportPath, "culvert/")
-		if !slices.Contains(mapped, name) {
+		does, there := mapped[name]
+		delete(mapped, name)
+		want := purpose(t, p.Dir)
+		switch {
+		case !there:
 			t.Errorf("the map lacks %s", name)
+		case does != want && *mapUpdate:
+			section = strings.Replace(section, "| `"+name+"` | "+does+" |", "| `"+name+"` | "+want+" |", 1)
+		case does != want:
+			t.Errorf("the map says %q of %s, its package comment %q; run this test with -map.update", does, name, want)
 		}
-		mapped = slices.DeleteFunc(mapped, func(m string) bool { return m == name })
 	}
-	if len(mapped) > 0 {
-		t.Errorf("the map has %q, which are no packages", mapped)
+	for name := range mapped {
+		t.Errorf("the map has %s, which is no package", name)
 	}
+	if *mapUpdate {
+		need.NoError(t, os.WriteFile(page, []byte(before+"\n## The map\n"+section), 0o644))
+	}
+}
+
+var purposeOf = regexp.MustCompile(`^(?:Package|Command) \S+ (.*?)(?:[:;]| \(|\. |\.$)`)
+
+// purpose returns what a package comment says before its first colon, semicolon, bracket or full
+// stop, without the package's name.
+func purpose(t *testing.T, folder string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	need.NoError(t, err)
+	for _, name := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.PackageClauseOnly|parser.ParseComments)
+		need.NoError(t, err)
+		if f.Doc == nil || strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		words := strings.Join(strings.Fields(f.Doc.Text()), " ")
+		if m := purposeOf.FindStringSubmatch(words); m != nil {
+			return m[1]
+		}
+	}
+	t.Errorf("%s has no package comment that begins with its name", folder)
+	return ""
 }
 
 // TestDocsFit: pages fit 100 columns, but for tables, code and names of log messages, and README is

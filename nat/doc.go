@@ -1,7 +1,8 @@
-// Package nat is the core of the gateway: it does on bytes what nftables, conntrack, connection
-// marks and policy routing do in a kernel-based gateway. Packets, a clock value and a configuration
-// go in; verdicts and rewritten bytes come out. The package has no sockets, goroutines, logs or
-// clock, so it can be replayed from a capture, fuzzed and benchmarked alone.
+// Package nat decides about packets, with connections, translations and fragments: it does on bytes
+// what nftables, conntrack, connection marks and policy routing do in a kernel-based gateway.
+// Packets, a clock value and a configuration go in; verdicts and rewritten bytes come out. The
+// package has no sockets, goroutines, logs or clock, so it can be replayed from a capture, fuzzed
+// and benchmarked alone.
 //
 // # A packet's path
 //

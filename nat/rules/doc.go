@@ -1,5 +1,6 @@
-// Package rules is the desired state of a gateway: the rules for its packets, assembled from
-// resources and compiled. It knows no connections and no clock, and keeps nothing of a packet.
+// Package rules compiles a gateway's desired state, resources by key, into an immutable ruleset,
+// and evaluates it for a packet. It knows no connections and no clock, and keeps nothing of a
+// packet.
 //
 // # From resources to a Ruleset
 //
