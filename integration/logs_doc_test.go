@@ -74,7 +74,7 @@ func TestLogsAreDocumented(t *testing.T) {
 	// Keys that are not literals: those of logrus, and that of a finding.
 	keys = append(keys, "time", "level", "msg", "error", string(health.OfPeer), string(health.OfNode),
 		string(health.OfAddress))
-	compare("key", "Keys", "(?m)^- `(\\w+)`", keys)
+	compare("key", "Keys", "`(\\w+)`[,:]", keys)
 }
 
 // otherwise returns what the cause says in other surroundings, without the words that are the same.

@@ -81,7 +81,6 @@ Geneve and VXLAN are neither encrypted nor authenticated. Let UDP 6091 in from t
   sets another cap.
 - A node in the file takes 4 KB of memory, an entry of nat.addresses 4 KB.
 - At most 32,768 nodes, and 65,536 each of nat.addresses, nat.services and remote CIDRs.
-- The underlay must carry packets of mtu and 50 bytes to nodes (70 over IPv6), and the path to the
-  peer mtu and 60 bytes (80 over IPv6): with the default of 1340 that is 1390 and 1400, over IPv6
-  1410 and 1420.
+- Outer packets are larger than mtu: to nodes by 50 bytes (70 over IPv6), to the peer by 60 (80 over
+  IPv6). With the default of 1340 that is 1390 and 1400, over IPv6 1410 and 1420.
 `

@@ -16,7 +16,7 @@ var fields = []configfile.Field{
 	{Path: "peer", Type: "name", Default: required,
 		Doc: "Name of the remote cluster, for logs and metrics. Remaps that auto chose are remembered under it."},
 	{Path: "mtu", Type: "bytes, 576 to 9000", Default: "1340",
-		Doc: "Largest inner packet of both tunnels: at least 1280 with IPv6 inside. Outer packets are larger: by 50 bytes to nodes (70 over IPv6), by 60 to the peer (80 over IPv6). Nodes must use the same; of larger packets of pods, TCP is kept to it by mssClamp, and the others are refused by ICMP."},
+		Doc: "Largest inner packet of both tunnels: at least 1280 with IPv6 inside. Nodes must use the same; of larger packets of pods, TCP is kept to it by mssClamp, and the others are refused by ICMP."},
 
 	{Path: "wireguard.role", Type: "one of client, server", Default: required,
 		Doc: "One gateway is the server, the other the client. The client knows the server's address and port (endpoint); the server learns the client's."},

@@ -24,7 +24,7 @@ var fields = append([]configfile.Field{
 	{Path: "address", Type: configfile.OneOrPair, Default: required, Unless: "services",
 		Doc: "This node's internal address: the gateway's address for this node."},
 	{Path: "mtu", Type: "bytes, 576 to 65465", Default: "1340",
-		Doc: "Largest inner packet: the gateway's mtu, at least 1280 with IPv6 inside. Outer packets are 50 bytes larger, 70 over IPv6."},
+		Doc: "Largest inner packet: the gateway's mtu, at least 1280 with IPv6 inside."},
 	{Path: "port", Type: "UDP port, 1 to 65535", Default: "6091",
 		Doc: "UDP port of both ends: the gateway's geneve.listenPort."},
 	{Path: "mode", Type: "one of auto, geneve, vxlan, tun", Default: "auto",

@@ -23,7 +23,7 @@ var Fields = []configfile.Field{
 	{Path: "services.mtu", Type: "bytes, 1280 to 65535", Default: "1500",
 		Doc: "Largest packet of the device. The path to every endpoint must carry it."},
 	{Path: "services.state", Type: "folder, from /",
-		Doc: "Folder for what the next process needs: connections (written every second that brings new ones, and at exit) and, under Kubernetes, the Services. With it, device, rules and routes stay however this process ends, and the next one continues with all of them; meanwhile packets to Services are lost. With --takeover the next process starts before this one ends, and no packet is lost. The folder need not survive a reboot: /run/culvert will do. culvert node --remove removes device, rules and routes of an ended process."},
+		Doc: "Folder for what the next process needs: connections (written every second that brings new ones, and at exit) and, under Kubernetes, the Services. With it, device, rules and routes stay however this process ends, and the next one continues with all of them; meanwhile packets to Services are lost. With --takeover no packet is lost. The folder need not survive a reboot: /run/culvert will do."},
 	{Path: "services.metrics", Type: "host:port, or empty",
 		Doc: "Address that serves /metrics and /healthz; without it, they are served nowhere. /healthz fails while routes or rules to Services cannot be restored, or one of the node's addresses is missing."},
 	{Path: "services.announce[]", Type: "CIDR", Live: true,
