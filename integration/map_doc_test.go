@@ -78,8 +78,8 @@ func purpose(t *testing.T, folder string) string {
 	return ""
 }
 
-// TestDocsFit: pages fit 100 columns, but for tables, code and names of log messages, and README is
-// short.
+// TestDocsFit: pages fit 100 columns, but for tables, code and names of log messages, README is
+// short, and pictures are small.
 func TestDocsFit(t *testing.T) {
 	whole := regexp.MustCompile("^(\\s*\\||    |- `)")
 	for _, page := range pages(t) {
@@ -98,6 +98,18 @@ func TestDocsFit(t *testing.T) {
 		if filepath.Base(page) == "README.md" && filepath.Dir(page) == ".." && (number > 130 || len(text) > 7000) {
 			t.Errorf("README.md has %d lines and %d bytes, at most 130 and 7,000 are allowed", number, len(text))
 		}
+	}
+	pictures, err := filepath.Glob("../docs/pictures/*")
+	need.NoError(t, err)
+	for _, picture := range pictures {
+		info, err := os.Stat(picture)
+		need.NoError(t, err)
+		if info.Size() > 150_000 {
+			t.Errorf("%s has %d bytes, at most 150,000 are allowed", picture, info.Size())
+		}
+	}
+	if len(pictures) < 7 {
+		t.Errorf("there are only %d pictures", len(pictures))
 	}
 }
 
