@@ -234,7 +234,7 @@ func (x *joining) distinct() error {
 	}
 	names := x.clusters()
 	for flag, of := range map[string]iter.Seq[string]{"--pod-cidr": maps.Keys(x.pods),
-		"--service-cidr": maps.Keys(x.services), "--imports": maps.Keys(x.imports)} {
+		"--service-cidr": maps.Keys(x.services), "--imports": maps.Keys(x.imports), "--values": maps.Keys(x.values)} {
 		for name := range of {
 			if !slices.Contains(names, name) {
 				return fmt.Errorf("%s: %q is the name of no cluster here; they are %s", flag, name,

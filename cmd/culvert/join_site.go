@@ -38,12 +38,13 @@ type joiner struct {
 	push                            string       // where packed goes
 	packed                          *image.Image // this program; nil without --push
 	podCIDRs, serviceCIDRs, avoided []string
-	importing                       []string
+	importing, valued               []string
 	replicas                        int
 	yes                             bool
 	timeout                         time.Duration
 	pods, services                  map[string][]netip.Prefix // by cluster name
 	imports                         map[string]string         // namespaces, likewise
+	values                          map[string]*manifests.Values
 	avoid                           []netip.Prefix
 	say                             func(format string, args ...any) // prints a line of progress
 }
@@ -52,7 +53,8 @@ type joiner struct {
 type site struct {
 	*deploy.Cluster
 	context, version, name, id string
-	imports                    string // namespace given by the user
+	imports                    string            // namespace given by the user
+	values                     *manifests.Values // likewise; nil = as they are
 	found                      *join.Cluster
 	installing                 sync.Mutex // of what its ends share
 }
@@ -113,6 +115,8 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 	flags.StringArrayVar(&j.importing, "imports", nil,
 		"`"+of+
 			"NAMESPACE` for Services that the other cluster exports, which has to be there (default: as it is, or none)")
+	flags.StringArrayVar(&j.valued, "values", nil,
+		"`"+of+"FILE` with values of the chart, such as image pull secrets (default: those of the last time)")
 	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.serviceCIDRs, "service-cidr", nil,
 		"`"+of+"CIDR` of Services, if it is not found; may be repeated")
@@ -166,6 +170,15 @@ func (j *joiner) check(single bool) error {
 		name, namespace := of("--imports", "namespace", text)
 		e.Name("--imports", namespace, configfile.MaxLabel)
 		j.imports[name] = namespace
+	}
+	j.values = map[string]*manifests.Values{}
+	for _, text := range j.valued {
+		name, file := of("--values", "file", text)
+		v, err := valuesFile(file).read()
+		if err != nil && !e.Bad("--values") {
+			return err
+		}
+		j.values[name] = v
 	}
 	if j.expose != "" {
 		e.OneOf("--expose", configfile.Scalar(j.expose), "LoadBalancer", "NodePort")
@@ -263,7 +276,7 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 	if len(j.contexts) == 1 {
 		key = ""
 	}
-	s.name, s.imports = name, j.imports[key]
+	s.name, s.imports, s.values = name, j.imports[key], j.values[key]
 	s.found, err = survey.Find(name, join.Hints{Pods: j.pods[key], Services: j.services[key], Avoid: j.avoid,
 		API: s.API()})
 	return err
@@ -388,22 +401,39 @@ func (j *joiner) show(ends []*end) error {
 	return nil
 }
 
-// wanted decides the parts of a Peering and its gateway that depend on the user or on the present
-// installation: image, Service, number of pods, and the namespace for imports. It adds them to
-// the lines.
+// wanted decides what depends on the present installation, and has the API server check it.
 func (j *joiner) wanted(e *end) (err error) {
-	spec, peer, role := e.spec, e.spec.Peer, e.spec.Role
-	if e.had, err = e.Installed(j.Context(), peer, spec.Imports); err != nil {
+	if e.had, err = e.Installed(j.Context(), e.spec.Peer, e.spec.Imports); err != nil {
 		return err
 	}
-	spec.Imports = cmp.Or(e.imports, spec.Imports)
-	e.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, e.had.Image), Expose: j.expose,
-		Imports: spec.Imports, Replicas: cmp.Or(j.replicas, e.had.Replicas, 1)}
-	if *e.had != *e.wants && spec.Imports != "" {
-		if err := e.CanImport(j.Context(), e.wants); err != nil {
-			return err
-		}
+	if e.had.Values, err = e.Values(j.Context()); err == nil || e.values != nil {
+		err = j.decide(e)
 	}
+	if err == nil && *e.had != *e.wants && e.spec.Imports != "" {
+		err = e.CanImport(j.Context(), e.wants)
+	}
+	if err == nil {
+		err = j.rehearse(e)
+	}
+	return err
+}
+
+// decide decides the parts of a Peering and its gateway that depend on the user or on the present
+// installation: image, Service, number of pods, values, and the namespace for imports. A flag counts
+// more than given values, and these more than what is there. It adds them to the lines.
+func (j *joiner) decide(e *end) error {
+	spec, peer, role := e.spec, e.spec.Peer, e.spec.Role
+	values := e.had.Values
+	if e.values != nil && e.values.Text() != values.Text() {
+		values = e.values
+	}
+	named := &manifests.Gateway{}
+	if g := e.values.Gateway(peer); g != nil {
+		named = g
+	}
+	spec.Imports = cmp.Or(e.imports, named.Imports, spec.Imports)
+	e.wants = &manifests.Gateway{Peering: peer, Image: cmp.Or(j.image, e.values.Image(), e.had.Image),
+		Imports: spec.Imports, Replicas: cmp.Or(j.replicas, named.Replicas, e.had.Replicas, 1), Values: values}
 	if e.wants.Image == "" {
 		return errors.New("--image: missing; name culvert's image in a registry that all nodes reach, or push this program there " +
 			"with --push, such as registry.example/culvert:1.0")
@@ -413,19 +443,7 @@ func (j *joiner) wanted(e *end) (err error) {
 			"release beside it, or push it with culvert image push --binary and give --image", lacking,
 			strings.Join(j.packed.Archs, " and "))
 	}
-	why := "--expose"
-	switch {
-	case role == "Client":
-		e.wants.Expose, why = "ClusterIP", ""
-	case j.expose != "":
-	case e.had.Expose == "LoadBalancer" || e.had.Expose == "NodePort":
-		e.wants.Expose, why = e.had.Expose, "as it is"
-	case e.found.Balanced:
-		e.wants.Expose, why = "LoadBalancer", "load balancers of this cluster have addresses"
-	default:
-		e.wants.Expose, why = "NodePort", "no load balancer of this cluster has an address"
-	}
-	if why != "" {
+	if why := j.exposes(e, named.Expose); why != "" {
 		e.lines = append(e.lines, join.Line{What: "reached by", Value: e.wants.Expose, Source: why})
 	}
 	if e.wants.Replicas > 1 {
@@ -433,11 +451,21 @@ func (j *joiner) wanted(e *end) (err error) {
 	}
 	if spec.Imports != "" {
 		source := "as it is"
-		if e.imports != "" {
+		switch spec.Imports {
+		case e.imports:
 			source = "--imports"
+		case named.Imports:
+			source = "--values"
 		}
 		e.lines = append(e.lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
 			Source: source})
+	}
+	if names := e.wants.Values.Names(); len(names) > 0 {
+		source := "as they are"
+		if e.wants.Values != e.had.Values {
+			source = "--values"
+		}
+		e.lines = append(e.lines, join.Line{What: "values", Value: strings.Join(names, ", "), Source: source})
 	}
 	name, digest, _ := strings.Cut(e.wants.Image, "@") // in the last column, which wraps
 	if j.packed != nil {
@@ -447,7 +475,29 @@ func (j *joiner) wanted(e *end) (err error) {
 	if role == "Server" && e.wants.Expose == "NodePort" && j.endpoint == "" && !e.found.Address.IsValid() {
 		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
 	}
-	return j.rehearse(e)
+	return nil
+}
+
+// exposes decides the type of the gateway's Service, and says why unless nobody uses it. named is
+// what the given values say.
+func (j *joiner) exposes(e *end, named string) (why string) {
+	had := e.had.Expose
+	switch {
+	case e.spec.Role == "Client" && named == "":
+		e.wants.Expose = "ClusterIP"
+		return ""
+	case e.spec.Role == "Server" && j.expose != "":
+		e.wants.Expose, why = j.expose, "--expose"
+	case named != "":
+		e.wants.Expose, why = named, "--values"
+	case had == "LoadBalancer" || had == "NodePort":
+		e.wants.Expose, why = had, "as it is"
+	case e.found.Balanced:
+		e.wants.Expose, why = "LoadBalancer", "load balancers of this cluster have addresses"
+	default:
+		e.wants.Expose, why = "NodePort", "no load balancer of this cluster has an address"
+	}
+	return why
 }
 
 // rehearse has the API server check everything before anything is changed. Of what somebody else
@@ -462,6 +512,9 @@ func (j *joiner) rehearse(e *end) (err error) {
 	}
 	if e.plan.Owner == "" {
 		return nil
+	}
+	if e.values != nil {
+		return fmt.Errorf("--values: %s has installed culvert here; set them there", e.plan.Owner)
 	}
 	if e.had.Replicas > 0 && e.spec.Role == "Client" {
 		e.wants.Expose = e.had.Expose // which nobody uses

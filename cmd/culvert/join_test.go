@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -25,12 +26,15 @@ import (
 // TestJoinFlags: faults of flags are reported before any cluster is asked.
 func TestJoinFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"--avoid rome=10.48.0.0/12":    `--avoid: "rome=10.48.0.0/12"`,
-		"--pod-cidr 10.48.0.0/12":      `--pod-cidr: "10.48.0.0/12": want NAME=CIDR`,
-		"--pod-cidr rome=10.48.0.0/99": `--pod-cidr: "10.48.0.0/99"`,
-		"--pod-cidr rome=fd00::/64":    `--pod-cidr: "fd00::/64" is no IPv4 CIDR`,
-		"--pod-cidr rome=127.0.0.0/8":  "--pod-cidr: 127.0.0.0/8 has addresses that routers do not forward to",
-		"--push x.example/a --image x": "--push: it makes the image that --image names: give one of the two",
+		"--avoid rome=10.48.0.0/12":                             `--avoid: "rome=10.48.0.0/12"`,
+		"--pod-cidr 10.48.0.0/12":                               `--pod-cidr: "10.48.0.0/12": want NAME=CIDR`,
+		"--pod-cidr rome=10.48.0.0/99":                          `--pod-cidr: "10.48.0.0/99"`,
+		"--pod-cidr rome=fd00::/64":                             `--pod-cidr: "fd00::/64" is no IPv4 CIDR`,
+		"--pod-cidr rome=127.0.0.0/8":                           "--pod-cidr: 127.0.0.0/8 has addresses that routers do not forward to",
+		"--push x.example/a --image x":                          "--push: it makes the image that --image names: give one of the two",
+		"--values " + write(t, ""):                              `values.yaml": want NAME=FILE with the name of a cluster`,
+		"--values rome=/nowhere/values.yaml":                    "--values: /nowhere/values.yaml: no such file or directory",
+		"--values rome=" + write(t, "agents: {toleration: []}"): "values.yaml:1:10: agents.toleration: no such field; did you mean tolerations?",
 	} {
 		out, diag, status := run(t, append([]string{"join", "--context", "a", "--context", "b", "--kubeconfig",
 			"/nowhere"}, strings.Fields(args)...)...)
@@ -81,6 +85,66 @@ func TestLacksGateway(t *testing.T) {
 		err := e.lacksGateway()
 		if (err == nil) != (c.want == "") || err != nil && !strings.HasSuffix(err.Error(), c.want) {
 			t.Errorf("%q, %d pods: %v, want %q", c.owner, c.replicas, err, c.want)
+		}
+	}
+}
+
+// TestDecide: a flag counts more than given values, and these more than what is there. Without new
+// values, those of the last time stay.
+func TestDecide(t *testing.T) {
+	values := func(text string) *manifests.Values {
+		v, err := manifests.ReadValues("", []byte(text))
+		need.NoError(t, err)
+		return v
+	}
+	old := values("agents: {labels: {a: b}}")
+	given := values("image: given\ndigest: sha256:" + strings.Repeat("0", 64) + "\nimagePullPolicy: Always\n" +
+		"peerings: [{name: milan, expose: NodePort, replicas: 3, imports: there}, {name: turin, expose: ClusterIP}]")
+	had := manifests.Gateway{Peering: "milan", Image: "old", Expose: "LoadBalancer", Replicas: 2, Values: old}
+	with := func(change func(*manifests.Gateway)) manifests.Gateway {
+		g := had
+		change(&g)
+		return g
+	}
+	for name, c := range map[string]struct {
+		role   string
+		j      joiner
+		given  *manifests.Values
+		want   manifests.Gateway
+		values string // line about values
+	}{
+		"as it is": {"Server", joiner{}, nil, had, "agents: as they are"},
+		"the same": {"Server", joiner{}, values(old.Text()), had, "agents: as they are"},
+		"none any more": {"Server", joiner{}, values(""), with(func(g *manifests.Gateway) { g.Values = values("") }),
+			""},
+		"given": {"Client", joiner{}, given, manifests.Gateway{Peering: "milan", Image: given.Image(),
+			Expose: "NodePort", Replicas: 3, Imports: "there", Values: given},
+			"digest, image, imagePullPolicy, peerings: --values"},
+		"of another peering": {"Client", joiner{}, values("peerings: [{name: turin, expose: NodePort, replicas: 3}]"),
+			with(func(g *manifests.Gateway) {
+				g.Expose, g.Values = "ClusterIP", values("peerings: [{name: turin, expose: NodePort, replicas: 3}]")
+			}), "peerings: --values"},
+		"flags": {"Server", joiner{image: "flag", expose: "LoadBalancer", replicas: 1}, given, manifests.Gateway{
+			Peering: "milan", Image: "flag", Expose: "LoadBalancer", Replicas: 1, Imports: "there", Values: given},
+			"digest, image, imagePullPolicy, peerings: --values"},
+	} {
+		e := &end{site: &site{values: c.given, found: &join.Cluster{Address: netip.MustParseAddr("192.0.2.1")}},
+			spec: &peering.Spec{Peer: "milan", Role: c.role}, had: &had}
+		need.NoError(t, c.j.decide(e))
+		if e.spec.Imports != c.want.Imports || e.wants.Values.Text() != c.want.Values.Text() {
+			t.Errorf("%s: imports %q, values %q", name, e.spec.Imports, e.wants.Values.Text())
+		}
+		if e.wants.Values = c.want.Values; *e.wants != c.want {
+			t.Errorf("%s: %+v, want %+v", name, *e.wants, c.want)
+		}
+		line := ""
+		for _, l := range e.lines {
+			if l.What == "values" {
+				line = l.Value + ": " + l.Source
+			}
+		}
+		if line != c.values {
+			t.Errorf("%s: %q, want %q", name, line, c.values)
 		}
 	}
 }

@@ -29,14 +29,28 @@ func InstallRights() []Right {
 		rights = append(rights, Right{"list", "", r, ""})
 	}
 	// its annotations
-	return append(rights, Right{"get", "", "namespaces", ""}, Right{"get", "", "secrets", peering.GatewayNamespace},
+	return append(rights, Right{"get", "", "namespaces", ""}, Right{"get", "", "configmaps", peering.GatewayNamespace}, Right{"get", "", "secrets", peering.GatewayNamespace},
 		Right{"get", "apps", "deployments", peering.GatewayNamespace}, Right{"get", "apps", "daemonsets",
 			peering.NodeNamespace})
 }
 
 // Parts returns the objects of one Peering's end, and those that every peering needs.
 func Parts(g *manifests.Gateway) ([]*unstructured.Unstructured, error) {
-	return Objects(manifests.Common(g.Image, g.Values) + "\n---\n" + g.YAML())
+	all, err := Objects(manifests.Common(g.Image, g.Values) + "\n---\n" + g.YAML())
+	if g.Values != nil {
+		all = append(all, newValues(g.Values.Text()))
+	}
+	return all, err
+}
+
+// valuesField is the field of the ConfigMap culvert-values with the values by which culvert was
+// installed. Who installs again without a file of values means the same ones.
+const valuesField = "values.yaml"
+
+func newValues(text string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": "culvert-values", "namespace": peering.GatewayNamespace},
+		"data":     map[string]any{valuesField: text}}}
 }
 
 // anyGateway has all objects that a gateway can have.

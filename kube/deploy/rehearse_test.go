@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert/integration/need"
+	"culvert/kube/manifests"
 	"culvert/kube/peering"
 )
 
@@ -149,5 +150,45 @@ func TestApplyPeering(t *testing.T) {
 	if err := c.ApplyPeering(t.Context(), spec, nil); err == nil || !strings.Contains(err.Error(),
 		"Argo CD's application net has made it, and would undo a change; change its spec there to {") || *writes != 0 {
 		t.Errorf("%v, %d writes", err, *writes)
+	}
+}
+
+// TestValuesStay: the values by which culvert was installed are what is found the next time, and
+// apply to its objects. Values that this version does not know are named.
+func TestValuesStay(t *testing.T) {
+	values, err := manifests.ReadValues("", []byte("imagePullSecrets: [{name: registry}]"))
+	need.NoError(t, err)
+	g := anyGateway("milan")
+	g.Values = values
+	c, _ := applying(t, "")
+	p, err := c.Rehearse(t.Context(), g, wanted(), nil)
+	need.NoError(t, err)
+	stored := ""
+	with := 0
+	for _, u := range p.all {
+		if u.GetName() == "culvert-values" {
+			text, err := yaml.Marshal(u.Object)
+			need.NoError(t, err)
+			stored = string(text)
+		}
+		if secrets, _, _ := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "imagePullSecrets"); secrets != nil {
+			with++
+		}
+	}
+	if with != 2 {
+		t.Errorf("%d pods have pull secrets, want the agents' and the gateway's", with)
+	}
+	c, _ = applying(t, "", stored)
+	if had, err := c.Values(t.Context()); err != nil || had.Text() != values.Text() {
+		t.Errorf("%v, %+v from %s", err, had, stored)
+	}
+	c, _ = applying(t, "", strings.Replace(stored, "imagePullSecrets", "secrets", 1))
+	if _, err := c.Values(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "--values: those of the last "+
+		"time, in ConfigMap culvert/culvert-values, have faults for this version; give them again: secrets: ") {
+		t.Error(err)
+	}
+	c, _ = applying(t, "")
+	if had, err := c.Values(t.Context()); err != nil || had != nil {
+		t.Errorf("%v, %+v", err, had)
 	}
 }

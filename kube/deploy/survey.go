@@ -101,6 +101,25 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 	return i, nil
 }
 
+// Values returns those by which culvert was installed; nil if there are none.
+func (c *Cluster) Values(ctx context.Context) (*manifests.Values, error) {
+	stored := newValues("")
+	u, err := c.of(stored).Get(ctx, stored.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get %s: %w", nameOf(stored), err)
+	}
+	text, _, _ := unstructured.NestedString(u.Object, "data", valuesField)
+	v, err := manifests.ReadValues("", []byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("--values: those of the last time, in %s, have faults for this version; give them "+
+			"again: %w", nameOf(stored), err)
+	}
+	return v, nil
+}
+
 // CanImport returns why a gateway cannot get rights in the namespace for its peer's exports.
 func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
 	all, err := Parts(g)

@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"culvert/gateway/configfile"
@@ -12,7 +14,10 @@ import (
 // Values are what differs between installations of culvert: the same file for the chart, culvert
 // kube template and culvert join. ValuesSchema says which fields it has. The zero value, and nil,
 // set nothing.
-type Values struct{ fields map[string]any }
+type Values struct {
+	file   string
+	fields map[string]any
+}
 
 // ValuesSchema is the JSON Schema by which Helm judges values, and ReadValues.
 //
@@ -21,7 +26,7 @@ var ValuesSchema []byte
 
 // ReadValues reads a file of values. The error names all faults, with their lines.
 func ReadValues(file string, text []byte) (*Values, error) {
-	v, e := &Values{}, &configfile.Errors{File: file}
+	v, e := &Values{file: string(text)}, &configfile.Errors{File: file}
 	if e.Decode(text, &v.fields) {
 		s := new(schema)
 		if err := json.Unmarshal(ValuesSchema, s); err != nil {
@@ -76,6 +81,22 @@ func fieldAt(value any, field string) any {
 func (v *Values) text(field string) string {
 	text, _ := v.at(field).(string)
 	return text
+}
+
+// Text returns the file; "" if there is none.
+func (v *Values) Text() string {
+	if v == nil {
+		return ""
+	}
+	return v.file
+}
+
+// Names returns the names of the fields that are set.
+func (v *Values) Names() []string {
+	if v == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(v.fields))
 }
 
 // Image returns the image with its digest; "" if the values name none.

@@ -15,6 +15,7 @@ const (
 // The API resources that culvert reads and writes, except Liqo's.
 var (
 	ClusterRoleBindings = Resource("rbac.authorization.k8s.io/v1", "ClusterRoleBinding")
+	ConfigMaps          = Resource("v1", "ConfigMap")
 	DaemonSets          = Resource("apps/v1", "DaemonSet")
 	Deployments         = Resource("apps/v1", "Deployment")
 	EndpointSlices      = Resource("discovery.k8s.io/v1", "EndpointSlice")
