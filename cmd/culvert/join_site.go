@@ -419,8 +419,8 @@ func (j *joiner) wanted(e *end) (err error) {
 }
 
 // decide decides the parts of a Peering and its gateway that depend on the user or on the present
-// installation: image, Service, number of pods, values, and the namespace for imports. A flag counts
-// more than given values, and these more than what is there. It adds them to the lines.
+// installation: image, Service, number of pods, values, and the namespace for imports. A flag
+// counts more than given values, and these more than what is there. It adds them to the lines.
 func (j *joiner) decide(e *end) error {
 	spec, peer, role := e.spec, e.spec.Peer, e.spec.Role
 	values := e.had.Values

@@ -91,10 +91,10 @@ var notShown = map[string]string{
 	"culvert_listener_refused_connections_total": "about whoever reads the metrics",
 }
 
-// TestDashboard: docs/examples/grafana.json shows each metric, and names only metrics and labels
+// TestDashboard: kube/manifests/grafana.json shows each metric, and names only metrics and labels
 // that a gateway has.
 func TestDashboard(t *testing.T) {
-	text, err := os.ReadFile("../../docs/examples/grafana.json")
+	text, err := os.ReadFile("../../kube/manifests/grafana.json")
 	need.NoError(t, err)
 	var board struct {
 		Panels []struct {

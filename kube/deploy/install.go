@@ -29,7 +29,8 @@ func InstallRights() []Right {
 		rights = append(rights, Right{"list", "", r, ""})
 	}
 	// its annotations
-	return append(rights, Right{"get", "", "namespaces", ""}, Right{"get", "", "configmaps", peering.GatewayNamespace}, Right{"get", "", "secrets", peering.GatewayNamespace},
+	return append(rights, Right{"get", "", "namespaces", ""},
+		Right{"get", "", "configmaps", peering.GatewayNamespace}, Right{"get", "", "secrets", peering.GatewayNamespace},
 		Right{"get", "apps", "deployments", peering.GatewayNamespace}, Right{"get", "apps", "daemonsets",
 			peering.NodeNamespace})
 }
@@ -62,10 +63,45 @@ func anyGateway(name string) *manifests.Gateway {
 type Plan struct {
 	// who else installs culvert there, such as Helm: nothing of theirs is changed, and nothing is
 	// added; "" = nobody
-	Owner string
-	Kept  []string // labels of others, which stay
-	all   []*unstructured.Unstructured
-	g     *manifests.Gateway
+	Owner   string
+	Kept    []string // labels of others, which stay
+	all     []*unstructured.Unstructured
+	surplus []*unstructured.Unstructured // what earlier values have switched on, and these have not
+	g       *manifests.Gateway
+}
+
+// lacksKind reports whether the cluster does not know the kind of an object that others bring.
+func (c *Cluster) lacksKind(ctx context.Context, u *unstructured.Unstructured) bool {
+	if u.GroupVersionKind().Group != "monitoring.coreos.com" {
+		return false // ours is installed first
+	}
+	_, err := c.of(u).List(ctx, metav1.ListOptions{Limit: 1})
+	return apierrors.IsNotFound(err)
+}
+
+// surplus returns the objects that values can switch on and these do not, as far as Install has
+// made them. What the user may not see, Install has not made.
+func (c *Cluster) surplus(ctx context.Context, g *manifests.Gateway, wanted []*unstructured.Unstructured) (
+	left []*unstructured.Unstructured) {
+	full := *g
+	full.Values = manifests.Everything()
+	all, err := Parts(&full)
+	if err != nil {
+		panic(err) // the manifests are our own
+	}
+	for _, u := range all {
+		same := func(w *unstructured.Unstructured) bool { return nameOf(w) == nameOf(u) }
+		if slices.ContainsFunc(wanted, same) || same(newValues("")) {
+			continue
+		}
+		stored, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
+		if err == nil && slices.ContainsFunc(stored.GetManagedFields(), func(f metav1.ManagedFieldsEntry) bool {
+			return f.Manager == manager && f.Operation == metav1.ManagedFieldsOperationApply
+		}) {
+			left = append(left, u)
+		}
+	}
+	return left
 }
 
 // Rehearse plans what Install and ApplyPeering are to do, and has the API server check all of it,
@@ -87,6 +123,10 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 		}
 		stored, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true,
 			DryRun: dry})
+		if apierrors.IsNotFound(err) && c.lacksKind(ctx, u) {
+			return nil, fmt.Errorf("--values: the cluster has no kind %s; install the operator that brings it, or "+
+				"leave %s out", u.GetKind(), nameOf(u))
+		}
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
 		}
@@ -96,6 +136,8 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 	}
 	if p.Owner != "" {
 		p.all = nil
+	} else {
+		p.surplus = c.surplus(ctx, g, all)
 	}
 	wants := *spec
 	if wants.Role == "Client" && wants.Endpoint == "" {
@@ -150,7 +192,7 @@ func (c *Cluster) Install(ctx context.Context, p *Plan) error {
 			return err
 		}
 	}
-	return nil
+	return c.remove(ctx, p.surplus, func(string) {})
 }
 
 // elected prepares for a gateway's Deployment one of an older version, whose pods do not elect the

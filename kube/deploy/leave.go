@@ -25,6 +25,10 @@ func LeaveRights() []Right {
 		panic(err) // the manifests are our own
 	}
 	rights := rightsFor(append(all, newPeering("any", nil, nil), newLease("any")), "get", "delete")
+	for _, verb := range []string{"get", "delete"} {
+		r := objects.NetworkPolicies // which values may have switched on
+		rights = append(rights, Right{verb, r.Group, r.Resource, peering.GatewayNamespace})
+	}
 	// of imports, in any namespace
 	for _, r := range []schema.GroupVersionResource{objects.Services, objects.EndpointSlices, objects.Roles,
 		objects.RoleBindings} {
@@ -65,7 +69,9 @@ func (c *Cluster) Leave(ctx context.Context, name string, say func(string)) erro
 	if err := c.awaitClean(ctx, name, had, say); err != nil {
 		return err
 	}
-	all, err := Objects(anyGateway(name).YAML())
+	g := anyGateway(name)
+	g.Values = manifests.Everything()
+	all, err := Objects(g.YAML())
 	if err != nil {
 		return err
 	}

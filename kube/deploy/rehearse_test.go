@@ -24,7 +24,9 @@ import (
 // merged into metadata and replaces the rest. It counts the writes that change something.
 func applying(t *testing.T, refuse string, texts ...string) (c *Cluster, writes *int) {
 	t.Helper()
-	client := fake.NewSimpleDynamicClient(runtime.NewScheme())
+	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+		map[schema.GroupVersionResource]string{
+			{Group: "monitoring.coreos.com", Version: "v1", Resource: "podmonitors"}: "PodMonitorList"})
 	for _, text := range texts {
 		u := &unstructured.Unstructured{}
 		need.NoError(t, yaml.Unmarshal([]byte(text), &u.Object))
@@ -171,7 +173,8 @@ func TestValuesStay(t *testing.T) {
 			need.NoError(t, err)
 			stored = string(text)
 		}
-		if secrets, _, _ := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "imagePullSecrets"); secrets != nil {
+		pod := []string{"spec", "template", "spec", "imagePullSecrets"}
+		if secrets, _, _ := unstructured.NestedSlice(u.Object, pod...); secrets != nil {
 			with++
 		}
 	}
@@ -190,5 +193,51 @@ func TestValuesStay(t *testing.T) {
 	c, _ = applying(t, "")
 	if had, err := c.Values(t.Context()); err != nil || had != nil {
 		t.Errorf("%v, %+v", err, had)
+	}
+}
+
+// TestSurplus: what values do not switch on any more is removed, if it was made by the same means;
+// what others have made stays. A kind that the cluster lacks is named before anything is changed.
+func TestSurplus(t *testing.T) {
+	const monitor = "{apiVersion: monitoring.coreos.com/v1, kind: PodMonitor, metadata: {name: culvert, namespace: culvert, managedFields: [{manager: culvert, operation: Apply}]}}"
+	policy := `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: culvert-milan, namespace: culvert, managedFields: [{manager: kubectl, operation: Apply}]}}`
+	on, err := manifests.ReadValues("", []byte("podMonitor: {enabled: true}"))
+	need.NoError(t, err)
+	for _, c := range []struct {
+		values *manifests.Values
+		want   string
+	}{{nil, "PodMonitor culvert/culvert"}, {on, ""}} {
+		cluster, _ := applying(t, "", monitor, policy)
+		g := anyGateway("milan")
+		g.Values = c.values
+		p, err := cluster.Rehearse(t.Context(), g, wanted(), nil)
+		need.NoError(t, err)
+		var names []string
+		for _, u := range p.surplus {
+			names = append(names, nameOf(u))
+		}
+		if got := strings.Join(names, ", "); got != c.want {
+			t.Errorf("%q is removed, want %q", got, c.want)
+		}
+		need.NoError(t, cluster.Install(t.Context(), p))
+		for _, u := range p.surplus {
+			if _, err := cluster.of(u).Get(t.Context(), u.GetName(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				t.Errorf("%s is there: %v", nameOf(u), err)
+			}
+		}
+	}
+	cluster, writes := applying(t, "")
+	missing := func(a kubetesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewNotFound(schema.GroupResource{Resource: a.GetResource().Resource}, "")
+	}
+	client := cluster.client.(*fake.FakeDynamicClient)
+	client.PrependReactor("patch", "podmonitors", missing)
+	client.PrependReactor("list", "podmonitors", missing)
+	g := anyGateway("milan")
+	g.Values = on
+	_, err = cluster.Rehearse(t.Context(), g, wanted(), nil)
+	if want := "--values: the cluster has no kind PodMonitor; install the operator that brings it, or leave PodMonitor " +
+		"culvert/culvert out"; err == nil || err.Error() != want || *writes != 0 {
+		t.Errorf("%v, %d writes", err, *writes)
 	}
 }

@@ -14,19 +14,21 @@ const generated = "# Generated from kube/manifests: go test ./kube/manifests -up
 // the manifests, with Helm values where clusters differ, and the options of the same table.
 func Chart() map[string]string {
 	common := commonObjects("IMAGE")
+	for _, o := range common {
+		if switchOf(o) != "" { // what others execute is no template of Helm's
+			replace(o, strings.NewReplacer("{{", "{{`{{`}}"))
+		}
+	}
 	g := &Gateway{Peering: Peering, Image: "IMAGE", Expose: "EXPOSE", Imports: Importing}
 	gateway := g.objects()
 	set(at(find(gateway, "Deployment"), "spec", "replicas"), "REPLICAS")
-	for _, o := range slices.Concat(common, gateway) {
-		mark(o)
-	}
 	imports := len(gateway) - len(parse(Imports))
 	return map[string]string{
 		"values.schema.json": string(ValuesSchema),
 		"templates/culvert.yaml": generated + "{{- if not .Values.gatewaysOnly }}\n---\n" +
-			strings.TrimSuffix(Kinds, "\n") + "\n---\n" + templated(common) + "{{- end }}\n",
-		"templates/gateways.yaml": generated + "{{- range .Values.peerings }}\n---\n" + templated(gateway[:imports]) +
-			"{{- if .imports }}\n---\n" + templated(gateway[imports:]) + "{{- end }}\n{{- end }}\n",
+			strings.TrimSuffix(Kinds, "\n") + "\n" + templated(common) + "{{- end }}\n",
+		"templates/gateways.yaml": generated + "{{- range .Values.peerings }}\n" + templated(gateway[:imports]) +
+			"{{- if .imports }}\n" + templated(gateway[imports:]) + "{{- end }}\n{{- end }}\n",
 	}
 }
 
@@ -65,11 +67,24 @@ var (
 	addsMark = regexp.MustCompile(`, ` + markAdds + `: ([\w.]+)`)
 )
 
-// templated returns the text of objects for Helm.
+// templated returns the text of objects for Helm, each as a document of its own.
 func templated(all []*yaml.Node) string {
+	var b strings.Builder
+	for _, o := range all {
+		text := "---\n" + templatedObject(o)
+		if name := switchOf(o); name != "" {
+			text = "{{- if (default dict $.Values." + name + ").enabled }}\n" + text + "{{- end }}\n"
+		}
+		b.WriteString(text)
+	}
+	return b.String()
+}
+
+func templatedObject(o *yaml.Node) string {
+	mark(o)
 	text := strings.NewReplacer(Peering, "{{ .name }}", "EXPOSE", "{{ .expose }}", Importing, "{{ .imports }}",
 		"IMAGE", "{{ $.Values.image }}{{ with $.Values.digest }}@{{ . }}{{ end }}",
-		"REPLICAS", "{{ or .replicas 1 }}").Replace(format(all))
+		"REPLICAS", "{{ or .replicas 1 }}").Replace(format([]*yaml.Node{o}))
 	text = ifMark.ReplaceAllStringFunc(text, func(line string) string {
 		m := ifMark.FindStringSubmatch(line)
 		around, name, whole := helmField(m[3])

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -39,25 +40,29 @@ func TestChartIsGenerated(t *testing.T) {
 	}
 }
 
+// read are the documents that objects has read: most are the same in all cases.
+var read = map[string]map[string]any{}
+
 // objects reads manifests by kind, namespace and name.
 func objects(t *testing.T, text string) map[string]any {
 	t.Helper()
 	all := map[string]any{}
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		document += "\n"
-		var o map[string]any
-		if err := yaml.UnmarshalStrict([]byte(document), &o); err != nil {
-			t.Fatalf("%v in\n%s", err, document)
+		o, known := read[document]
+		if !known {
+			if err := yaml.UnmarshalStrict([]byte(document), &o); err != nil {
+				t.Fatalf("%v in\n%s", err, document)
+			}
+			read[document] = o
 		}
 		if o == nil {
 			continue // comments alone
 		}
-		var meta struct {
-			Kind     string
-			Metadata struct{ Name, Namespace string }
+		key := fmt.Sprintf("%v/%v", o["kind"], o["metadata"].(map[string]any)["name"])
+		if namespace := o["metadata"].(map[string]any)["namespace"]; namespace != nil {
+			key += fmt.Sprintf(" in %v", namespace)
 		}
-		need.NoError(t, yaml.Unmarshal([]byte(document), &meta))
-		key := strings.Join([]string{meta.Kind, meta.Metadata.Namespace, meta.Metadata.Name}, "/")
 		if all[key] != nil {
 			t.Errorf("%s is there twice", key)
 		}
@@ -81,6 +86,10 @@ agents: &pods
   annotations: {a: "{{ .Values }}", b: 'a "quoted" <text>'}
   labels: {team: net, x.example/y: "true"}
 gateways: *pods
+networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}, {podSelector: {matchLabels: {a: b}}}]}
+podMonitor: {enabled: true, interval: 15s, labels: {release: "7"}}
+alerts: {enabled: true, labels: {release: "7"}}
+dashboard: {enabled: true, labels: {x: "1"}, annotations: {folder: net}}
 peerings:
 - {name: milan, expose: NodePort, replicas: 2, imports: milan, service: {nodePort: 31840}}
 - name: turin-2
@@ -115,6 +124,9 @@ func alone(t *testing.T) map[string]map[string]any {
 		for field, value := range fields {
 			all[name+"."+field] = base(nil)
 			all[name+"."+field][name] = map[string]any{field: value}
+			if enabled := fields["enabled"]; enabled != nil {
+				all[name+"."+field][name] = map[string]any{field: value, "enabled": enabled}
+			}
 		}
 	}
 	return all
@@ -125,7 +137,7 @@ func alone(t *testing.T) map[string]map[string]any {
 func TestChartIsTemplate(t *testing.T) {
 	cases := alone(t)
 	options := slices.Sorted(maps.Keys(cases))
-	if len(options) < 23 {
+	if len(options) < 32 {
 		t.Errorf("%d options: %q", len(options), options)
 	}
 	for name, text := range map[string]string{
@@ -159,11 +171,16 @@ func TestChartIsTemplate(t *testing.T) {
 		made[name] = want
 	}
 	for _, name := range options {
-		if name != "" && name != "image" && reflect.DeepEqual(made[name], made[""]) {
+		group, field, _ := strings.Cut(name, ".")
+		without := made[group+".enabled"]
+		if without == nil || field == "enabled" {
+			without = made[""]
+		}
+		if name != "" && name != "image" && reflect.DeepEqual(made[name], without) {
 			t.Errorf("%s changes nothing", name)
 		}
 	}
-	if n := len(made["gateways only"]); n != len(made["all"])-len(made["none"]) || n < 3*8 {
+	if n := len(made["gateways only"]); n != len(made["all"])-len(made["none"])-3 || n < 3*8 {
 		t.Errorf("%d objects of gateways, %d in all", n, len(made["all"]))
 	}
 }

@@ -3,6 +3,7 @@ package manifests
 import (
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -44,9 +45,12 @@ func find(all []*yaml.Node, kind string) *yaml.Node {
 	return all[slices.IndexFunc(all, func(o *yaml.Node) bool { return at(o, "kind").Value == kind })]
 }
 
-// field returns the index of a field's name in a mapping; its value is the next. Of a list of
-// mappings, it returns the index of the item with that name.
+// field returns the index of a field's name in a mapping; its value is the next. Of a list, it
+// returns the index that name is, or of the mapping that has this name.
 func field(n *yaml.Node, name string) int {
+	if i, err := strconv.Atoi(name); err == nil && n.Kind == yaml.SequenceNode && i < len(n.Content) {
+		return i
+	}
 	step := 2
 	if n.Kind == yaml.SequenceNode {
 		step = 1

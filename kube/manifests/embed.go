@@ -34,6 +34,16 @@ var (
 	//
 	//go:embed kube-imports.yaml
 	Imports string
+	// What values switch on: a gateway's NetworkPolicy, and what Prometheus and Grafana read.
+	//
+	//go:embed kube-policy.yaml
+	policyYAML string
+	//go:embed kube-monitoring.yaml
+	monitoringYAML string
+	//go:embed alerts.yaml
+	alertsYAML string
+	//go:embed grafana.json
+	dashboardJSON string
 )
 
 // Peering stands for a Peering's name in GatewayYAML and Imports, Importing for the namespace of

@@ -50,7 +50,35 @@ func optionsOf(object *yaml.Node) []option {
 	case "Service":
 		return serviceOptions
 	}
-	return nil
+	return extraOptions[switchOf(object)]
+}
+
+// switchOf returns the field of the values that has an object only where its enabled is true; ""
+// for an object that is always there.
+func switchOf(object *yaml.Node) string {
+	return map[string]string{"NetworkPolicy": "networkPolicy", "PodMonitor": "podMonitor", "ConfigMap": "dashboard",
+		"PrometheusRule": "alerts"}[at(object, "kind").Value]
+}
+
+// extraOptions are those of the objects that values switch on.
+var extraOptions = map[string][]option{
+	"networkPolicy": {{"networkPolicy.metricsFrom", path("spec.ingress.2.from"), false}},
+	"podMonitor": {{"podMonitor.labels", path("metadata.labels"), false},
+		{"podMonitor.interval", path("spec.podMetricsEndpoints.0.interval"), false}},
+	"dashboard": {{"dashboard.labels", path("metadata.labels"), false},
+		{"dashboard.annotations", path("metadata.annotations"), false}},
+	"alerts": {{"alerts.labels", path("metadata.labels"), false}},
+}
+
+// with returns the objects that values want, with their options.
+func (v *Values) with(all []*yaml.Node, peering string) (wanted []*yaml.Node) {
+	for _, o := range all {
+		if name := switchOf(o); name == "" || v.at(name+".enabled") == true {
+			v.apply(o, peering)
+			wanted = append(wanted, o)
+		}
+	}
+	return wanted
 }
 
 // apply sets what values say about an object of a peering's gateway, or of what all peerings share.

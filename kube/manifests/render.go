@@ -10,17 +10,23 @@ import (
 
 // Common returns the objects that a cluster needs once for all its peerings, with an image.
 func Common(image string, v *Values) string {
-	all := commonObjects(image)
-	for _, o := range all {
-		v.apply(o, "")
-	}
-	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + format(all)
+	return strings.TrimSuffix(Kinds, "\n") + "\n---\n" + format(v.with(commonObjects(image), ""))
 }
 
-// commonObjects returns the objects of Common without the kinds and without options.
+// commonObjects returns all objects that Common can have but the kinds, without options.
 func commonObjects(image string) []*yaml.Node {
 	all := parse(Nodes)
 	set(at(container(find(all, "DaemonSet")), "image"), image)
+	for _, o := range parse(monitoringYAML) {
+		switch at(o, "kind").Value {
+		case "ConfigMap":
+			at(o, "data", "culvert.json").Style = yaml.LiteralStyle
+			at(o, "data", "culvert.json").Value = dashboardJSON
+		case "PrometheusRule":
+			*at(o, "spec") = *parse(alertsYAML)[0]
+		}
+		all = append(all, o)
+	}
 	return all
 }
 
@@ -154,16 +160,12 @@ func (g *Gateway) Changes(had *Gateway) string {
 
 // YAML returns the manifest.
 func (g *Gateway) YAML() string {
-	all := g.objects()
-	for _, o := range all {
-		g.Values.apply(o, g.Peering)
-	}
-	return format(all)
+	return format(g.Values.with(g.objects(), g.Peering))
 }
 
-// objects returns the objects of the manifest, without options.
+// objects returns all objects that the manifest can have, without options.
 func (g *Gateway) objects() []*yaml.Node {
-	all := parse(GatewayYAML)
+	all := append(parse(GatewayYAML), parse(policyYAML)...)
 	if g.Imports != "" {
 		all = append(all, parse(Imports)...)
 	}

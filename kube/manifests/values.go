@@ -24,6 +24,15 @@ type Values struct {
 //go:embed values.schema.json
 var ValuesSchema []byte
 
+// Everything returns values that switch all objects on.
+func Everything() *Values {
+	v := &Values{fields: map[string]any{}}
+	for name := range extraOptions {
+		v.fields[name] = map[string]any{"enabled": true}
+	}
+	return v
+}
+
 // ReadValues reads a file of values. The error names all faults, with their lines.
 func ReadValues(file string, text []byte) (*Values, error) {
 	v, e := &Values{file: string(text)}, &configfile.Errors{File: file}
