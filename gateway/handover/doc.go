@@ -1,7 +1,7 @@
-// Package handover moves a running gateway from one process to another: the protocol between them,
-// and the layer between a tunnel and its socket meanwhile. It knows nothing of connections, rules
-// or configurations. Package lifecycle has both sides of the conversation for a gateway. Package
-// services has both sides for the Services of a node, which have neither a peer nor a relay.
+// Package handover moves a running gateway from one process to another: the messages between them,
+// their order (table.go), and the layer between a tunnel and its socket meanwhile. It knows nothing
+// of rules or configurations. Package lifecycle has what both sides do in a gateway, and package
+// services for the Services of a node, which have neither a peer nor a relay.
 //
 //	old                                   new
 //	         ◄── asks at the control socket, its configuration checked

@@ -2,7 +2,6 @@ package handover
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"syscall"
@@ -17,34 +16,7 @@ const (
 	TalkTime = 30 * time.Second       // before the cut, while the old process forwards
 	CutTime  = 500 * time.Millisecond // between Cut and Forwarding, in which no process forwards
 	ParkTime = 100 * time.Millisecond // the old process waits for its own readers to stop, before it sends Cut
-	// While the old process looks for records, it sends something at least this often.
-	aliveTime = 100 * time.Millisecond
 )
-
-// Connections that had a packet while records were sent are sent again, until a round takes no
-// longer than roundTime. The last round, in which no process forwards, then takes about as long. If
-// connections change faster than they are sent, it comes after maxRounds.
-const (
-	roundTime = 10 * time.Millisecond
-	maxRounds = 5
-)
-
-// CatchUp sends what has changed since began, in rounds, until little is left: round sends the
-// records of connections that had a packet since a time. CatchUp returns the time at which its last
-// round began; after the cut, the caller sends what has changed since. now is the clock of these
-// times, in nanoseconds.
-func CatchUp[Time ~int64](now func() Time, began Time, round func(since Time) error) (Time, error) {
-	for range maxRounds {
-		again := now()
-		if err := round(began); err != nil {
-			return 0, err
-		}
-		if began = again; now() < again+Time(roundTime) {
-			break
-		}
-	}
-	return began, nil
-}
 
 // An Opened is a Socket of the old process. Descriptor returns a new descriptor of it; it is nil if
 // the new process gets only the name and the address.
@@ -140,62 +112,5 @@ func (f Files) Listener(name string) (net.Listener, error) {
 func (f Files) Close() {
 	for name := range f {
 		f.Use(name).Close()
-	}
-}
-
-// Records returns a RecordWriter with a limit of within for each message.
-func (l *Line) Records(within time.Duration) *RecordWriter {
-	return &RecordWriter{l, within, time.Now()}
-}
-
-// A RecordWriter sends each Write as one message.
-type RecordWriter struct {
-	line   *Line
-	within time.Duration
-	sent   time.Time
-}
-
-// Write implements io.Writer.
-func (w *RecordWriter) Write(b []byte) (int, error) {
-	err := w.line.Send(KindRecords, b, w.within)
-	w.sent = time.Now()
-	return len(b), err
-}
-
-// Pause sleeps. If nothing was sent for aliveTime, for example because few connections of a large
-// table need records, it sends an empty message: otherwise the other end would conclude that this
-// one hangs. If this fails, so does the next Write.
-func (w *RecordWriter) Pause(length time.Duration) {
-	time.Sleep(length)
-	if time.Since(w.sent) >= aliveTime {
-		w.Write(nil)
-	}
-}
-
-// WantRecords receives records until a message of kind last arrives, and returns the body of that
-// message. It waits for each message as long as within. begin starts to restore records, whose ages
-// count from that moment, and end completes them. Before KindCut each message is restored by
-// itself, because ages count from the time when it was sent.
-func (l *Line) WantRecords(last Kind, within time.Duration, begin func() (w io.Writer, end func())) ([]byte, error) {
-	w, end := begin()
-	for {
-		k, body, _, err := l.Receive(within)
-		switch {
-		case err != nil:
-			return nil, err
-		case k == KindRecords:
-			w.Write(body)
-			if last == KindCut {
-				end()
-				w, end = begin()
-			}
-		case k == last:
-			if last == KindStanding {
-				end()
-			}
-			return body, nil
-		default:
-			return nil, fmt.Errorf("%w: message %d", ErrStrange, k)
-		}
 	}
 }

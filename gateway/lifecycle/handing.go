@@ -10,11 +10,8 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
-	"culvert/gateway/path"
 	"culvert/gateway/state"
-	"culvert/gateway/sweep"
 	"culvert/gateway/wg"
-	"culvert/nat"
 )
 
 // handing is the old process's side of a hand-over.
@@ -46,23 +43,7 @@ func (h *handing) run() (err error) {
 	for _, l := range h.life.tunnelSockets() {
 		l.Lend(h.relay)
 	}
-	began := path.Now()
-	if err := h.records(0, sweep.Pause, handover.TalkTime); err != nil {
-		return err
-	}
-	if err := h.line.Send(handover.KindStanding, nil, handover.TalkTime); err != nil {
-		return err
-	}
-	if _, _, err := h.line.Want(handover.KindReady, handover.TalkTime); err != nil {
-		return err
-	}
-	began, err = handover.CatchUp(path.Now, began, func(since nat.Time) error {
-		return h.records(since.Add(-batchTime), sweep.Pause, handover.TalkTime)
-	})
-	if err != nil {
-		return err
-	}
-	return h.cut(began)
+	return h.cut()
 }
 
 // offer sends the sockets, and what the other process needs before it opens anything.
@@ -94,33 +75,23 @@ func (h *handing) offer() error {
 	return h.line.SendOffer(&offer, open)
 }
 
-// records sends the records of connections that had a packet since, with a limit of within for each
-// message, and sleeps for pause between slices.
-func (h *handing) records(since nat.Time, pause, within time.Duration) error {
-	life := h.life
-	_, links := life.Current.Get()
-	w := h.line.Records(within)
-	return life.path.Engine.Records(since, links.Name).Write(w, path.Now(), func() { w.Pause(pause) })
-}
-
-// cut stops the packets, sends the rest, and lets the other process carry them. It returns an error
-// if the other process does not.
-func (h *handing) cut(began nat.Time) error {
-	life := h.life
-	stopped := handover.Monotonic()
-	if err := h.stop(); err != nil {
+// cut sends the connections, stops the packets, and lets the other process carry them. It returns
+// an error if the other process does not.
+func (h *handing) cut() error {
+	life, table, end := h.life, h.life.table(), new(handover.Cut)
+	if err := h.line.SendAll(table); err != nil {
 		return err
 	}
-	if err := h.records(began.Add(-batchTime), 0, handover.CutTime); err != nil {
-		return err
+	stop := func() error {
+		end.Stopped = handover.Monotonic()
+		return h.stop()
 	}
-	end := handover.Cut{Stopped: stopped, Spoke: h.relay.Spoke(), Nodes: life.stations(), Paths: life.narrowPaths()}
-	life.keepFiles(true) // from here on this process may be told to end while the other one carries packets
-	if err := h.line.SendJSON(handover.KindCut, &end, handover.CutTime); err != nil {
+	if err := h.line.CutOver(table, stop, func() *handover.Cut {
+		end.Spoke, end.Nodes, end.Paths = h.relay.Spoke(), life.stations(), life.narrowPaths()
+		life.keepFiles(true) // from here on this process may be told to end while the other one carries packets
+		return end
+	}); err != nil {
 		return err
-	}
-	if k, err := h.line.Last(handover.CutTime); err != nil || k != handover.KindForwarding {
-		return errors.Join(err, fmt.Errorf("the new process does not forward in %v", handover.CutTime))
 	}
 	h.taken = true
 	switch _, _, err := h.line.Want(handover.KindDone, doneTime); {

@@ -9,6 +9,7 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
+	"culvert/gateway/path"
 )
 
 const (
@@ -28,6 +29,13 @@ const (
 	// A packet is stamped with its batch's time, which may be up to batchTime old.
 	batchTime = 200 * time.Millisecond
 )
+
+// table returns the connections, which are handed over.
+func (life *Life) table() *handover.Table {
+	_, links := life.Current.Get()
+	return &handover.Table{Engine: life.path.Engine, Now: path.Now, Name: links.Name, Link: links.Find,
+		Batch: batchTime}
+}
 
 // Errors for callers while processes change.
 var (

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"sync"
@@ -15,7 +14,6 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/control"
 	"culvert/gateway/handover"
-	"culvert/gateway/path"
 	"culvert/gateway/state"
 )
 
@@ -149,16 +147,11 @@ func (t *Taking) restore(life *Life, last handover.Kind) ([]byte, error) {
 	if t.stopping {
 		within = stopTime
 	}
-	return t.line.WantRecords(last, within, func() (io.Writer, func()) {
-		_, links := life.Current.Get()
-		r := life.path.Engine.Restore(links.Find, path.Now())
-		return r, func() {
-			took := r.End()
-			if last == handover.KindStanding { // what comes later is of the same connections, or new
-				life.keeper.took(took)
-			}
-		}
-	})
+	body, took, err := t.line.Restore(life.table(), last, within)
+	if err == nil && last == handover.KindStanding { // what comes later is of the same connections, or new
+		life.keeper.took(took)
+	}
+	return body, err
 }
 
 // meetPeer makes a session with the peer. If it cannot, but the peer answers in the old process's

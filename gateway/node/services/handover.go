@@ -10,9 +10,7 @@ import (
 
 	"culvert/gateway/handover"
 	"culvert/gateway/state"
-	"culvert/gateway/sweep"
 	"culvert/gateway/unixsocket"
-	"culvert/nat"
 )
 
 // doneTime is how long the new process may take to announce addresses before this one ends its
@@ -78,14 +76,8 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 	if err := s.offer(line); err != nil {
 		return err
 	}
-	began := s.now()
-	if err := s.send(line, 0, sweep.Pause, handover.TalkTime); err != nil {
-		return err
-	}
-	if err := line.Send(handover.KindStanding, nil, handover.TalkTime); err != nil {
-		return err
-	}
-	if _, _, err := line.Want(handover.KindReady, handover.TalkTime); err != nil {
+	table := &handover.Table{Engine: s.engine, Now: s.now, Name: nameLink, Link: findLink}
+	if err := line.SendAll(table); err != nil {
 		return err
 	}
 	// From here on this process changes neither the routes and rules to the device nor the folder.
@@ -95,16 +87,12 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 		return errors.New("this process is stopping")
 	}
 	s.keeper.Leave()
-	began, err := handover.CatchUp(s.now, began, func(since nat.Time) error {
-		return s.send(line, since, sweep.Pause, handover.TalkTime)
-	})
-	if err == nil {
-		var goOn func(bool)
-		if goOn, err = s.park(handover.ParkTime); err == nil {
-			err = s.cut(line, began)
-		}
-		goOn(err != nil)
-	}
+	goOn := func(bool) {}
+	err := line.CutOver(table, func() (err error) {
+		goOn, err = s.park(handover.ParkTime) // nobody reads from the device
+		return err
+	}, func() *handover.Cut { return nil })
+	goOn(err != nil)
 	if err != nil {
 		s.keeper.Stay()
 		return err
@@ -112,26 +100,6 @@ func (s *Server) handOver(ctx context.Context, line *handover.Line) error {
 	s.handed = true
 	line.Want(handover.KindDone, doneTime) // without it, nobody announces addresses for a moment
 	return nil
-}
-
-// cut sends the latest changes and lets the other process serve. Nobody reads from the device.
-func (s *Server) cut(line *handover.Line, since nat.Time) error {
-	if err := s.send(line, since, 0, handover.CutTime); err != nil {
-		return err
-	}
-	if err := line.Send(handover.KindCut, nil, handover.CutTime); err != nil {
-		return err
-	}
-	if k, err := line.Last(handover.CutTime); err != nil || k != handover.KindForwarding {
-		return errors.Join(err, fmt.Errorf("the new process does not serve in %v", handover.CutTime))
-	}
-	return nil
-}
-
-// send sends the connections with a packet since.
-func (s *Server) send(line *handover.Line, since nat.Time, pause, within time.Duration) error {
-	w := line.Records(within)
-	return s.engine.Records(since, nameLink).Write(w, s.now(), func() { w.Pause(pause) })
 }
 
 // offer sends the open descriptors, and what the other process must know before it opens anything.

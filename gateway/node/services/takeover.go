@@ -3,7 +3,6 @@ package services
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 
@@ -113,30 +112,19 @@ func (t *taking) done() {
 // restore gives s the connections of the old process, waits until that has stopped, and lets it
 // end.
 func (t *taking) restore(s *Server) error {
-	if err := t.records(s, handover.KindStanding); err != nil {
+	table := &handover.Table{Engine: s.engine, Now: s.now, Link: findLink}
+	_, took, err := t.line.Restore(table, handover.KindStanding, handover.TalkTime)
+	if err != nil {
 		return err
 	}
+	s.keeper.say(took) // later records are of the same connections, or new ones
 	if err := t.line.Send(handover.KindReady, nil, handover.AskTime); err != nil {
 		return err
 	}
-	if err := t.records(s, handover.KindCut); err != nil {
+	if _, _, err := t.line.Restore(table, handover.KindCut, handover.TalkTime); err != nil {
 		return err
 	}
 	return t.line.Send(handover.KindForwarding, nil, handover.CutTime)
-}
-
-// records restores the records that precede a message of this kind.
-func (t *taking) records(s *Server, last handover.Kind) error {
-	_, err := t.line.WantRecords(last, handover.TalkTime, func() (io.Writer, func()) {
-		r := s.engine.Restore(findLink, s.now())
-		return r, func() {
-			took := r.End()
-			if last == handover.KindStanding { // later records are of the same connections, or new ones
-				s.keeper.say(took)
-			}
-		}
-	})
-	return err
 }
 
 // openTakeover lets another process take over later. A process that has taken over continues with
