@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/integration/need"
 )
@@ -276,5 +277,36 @@ func TestOthersAreRead(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		check("an older manifest", "10.62.0.0/16", "")
+	})
+}
+
+// TestStartKnowsWhoWasFirst: a gateway that starts decides who had an address first only once it
+// has read which agents use which addresses, and all Pods. What nodes have disputed before counts,
+// too.
+func TestStartKnowsWhoWasFirst(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		defer func() { c.stop() }()
+		c.stop()
+		c.update(kindNode, object(t, fmt.Sprintf(nodeText, 1), "172.18.0.1}",
+			"172.18.0.1}, {type: ExternalIP, address: 172.18.0.2}"))
+		c.runAgain()
+		if has := c.config.Load(); has == nil || len(has.Geneve.Nodes) != 2 || !c.status().Nodes[0].Disputed {
+			t.Errorf("node1 lists the address of node2's agent: %+v, %s", has, text(t, c.status()))
+		}
+		c.stop()
+		u := c.peering().DeepCopy()
+		need.NoError(t, unstructured.SetNestedField(u.Object, "Pods", "spec", "podsFrom"))
+		c.update(KindPeering, u)
+		for n, pod := range []string{"{name: thief, namespace: aaa, creationTimestamp: \"2026-11-23T11:00:00Z\"}",
+			"{name: victim, namespace: shop, creationTimestamp: \"2026-11-23T12:00:00Z\"}"} {
+			c.create(kindPod, fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: %s, spec: {nodeName: node%d}, "+
+				"status: {phase: Running, podIPs: [{ip: 10.244.9.2}]}}", pod, n+1))
+		}
+		c.runAgain()
+		has := c.config.Load()
+		if want := netip.MustParsePrefix("10.244.9.2/32"); has == nil || len(has.Geneve.Nodes) != 2 ||
+			!slices.Equal(has.Geneve.Nodes[1].PodCIDRs, []netip.Prefix{want}) {
+			t.Errorf("an older pod of node1 claims the address of one of node2: %+v, %s", has, text(t, c.status()))
+		}
 	})
 }

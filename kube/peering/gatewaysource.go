@@ -114,13 +114,16 @@ func (s *GatewaySource) Await(ctx context.Context, base *config.Config, speaks f
 	s.loop.Run(awaiting, speaks, func() {
 		s.mu.Lock()
 		s.look()
-		plan, p, u := s.state.Plan(), s.state.good, s.u
-		s.mu.Unlock()
-		if p != nil {
+		s.state.judge()
+		p, u := s.state.good, s.u
+		if p != nil { // no plan yet: it would decide who had an address first, and not all that says so is read
+			s.mu.Unlock()
 			s.begun, s.base = p, p.Base(base)
 			done()
 			return
 		}
+		plan := s.state.Plan()
+		s.mu.Unlock()
 		s.tell(plan)
 		if len(plan.Faults) > 0 { // without one, it is not judged yet
 			plan.Status.Conditions = s.conditions(plan, kube.Check{}, "")
