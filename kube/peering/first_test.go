@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/integration/need"
+	"culvert/kube"
 )
 
 // ends are all that judges the Peerings milan and turin of one cluster: both gateways, and the
@@ -307,6 +308,29 @@ func TestStartKnowsWhoWasFirst(t *testing.T) {
 		if want := netip.MustParsePrefix("10.244.9.2/32"); has == nil || len(has.Geneve.Nodes) != 2 ||
 			!slices.Equal(has.Geneve.Nodes[1].PodCIDRs, []netip.Prefix{want}) {
 			t.Errorf("an older pod of node1 claims the address of one of node2: %+v, %s", has, text(t, c.status()))
+		}
+	})
+}
+
+// TestStandbyAgrees: a gateway that is not the active one goes on with what that one has accepted,
+// although it has heard first of a Service in a new CIDR of the Peering.
+func TestStandbyAgrees(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.rests.Store(true)
+		c.create(kindService, "{apiVersion: v1, kind: Service, metadata: {name: late, namespace: shop}, "+
+			"spec: {clusterIP: 10.62.0.7, clusterIPs: [10.62.0.7]}}")
+		synctest.Wait()
+		c.remap("10.62.0.0/16")
+		if has := c.config.Load().Remote[0].Remapped.String(); has != "10.61.0.0/16" {
+			t.Errorf("before the active one says anything: %s", has)
+		}
+		u := c.peering().DeepCopy()
+		need.NoError(t, unstructured.SetNestedField(u.Object, u.Object["spec"], "status", "accepted"))
+		c.update(KindPeering, u)
+		time.Sleep(2 * kube.Tick)
+		synctest.Wait()
+		if has := c.config.Load().Remote[0].Remapped.String(); has != "10.62.0.0/16" {
+			t.Errorf("the active one has accepted the change, and the standby goes on with %s", has)
 		}
 	})
 }

@@ -104,6 +104,17 @@ func (g *Gateway) judge() {
 	g.good = p
 }
 
+// agree makes what the active gateway goes on with apply here, too: each may have heard of two
+// claims in another order.
+func (g *Gateway) agree() {
+	if g.peering == nil {
+		return
+	}
+	if p := g.peering.accepted(); p != nil {
+		g.good = p
+	}
+}
+
 // readOther returns what a gateway uses of another Peering than its own.
 func (g *Gateway) readOther(u *unstructured.Unstructured) *Peering {
 	p := PeeringOf(u)

@@ -227,6 +227,9 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 	if !speaks || s.self.Elected {
 		s.state.term = 0 // the election decides who is active, and Plan takes the next term
 	}
+	if !speaks {
+		s.state.agree()
+	}
 	s.look()
 	s.state.judge() // others may have given up what the Peering takes
 	want := append(s.services.needs(), KindPeering, kindNode, KindTunnelNode)
