@@ -113,6 +113,17 @@ func (l *Loop) Complete(sets ...string) bool {
 	return !slices.ContainsFunc(sets, func(name string) bool { return l.sets[name] == nil || !l.sets[name].complete })
 }
 
+// Made notes that the owner of a set has put an object there itself: a list may lack it before any
+// watch has shown it. The Loop's mutex must be held.
+func (l *Loop) Made(set, key string) { l.contents(set).there[key] = true }
+
+func (l *Loop) contents(set string) *contents {
+	if l.sets[set] == nil {
+		l.sets[set] = &contents{there: map[string]bool{}}
+	}
+	return l.sets[set]
+}
+
 // backoff is how long a failed watch waits: short enough to catch up soon after the API server is
 // back.
 var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 2 * time.Second}
@@ -205,10 +216,7 @@ func KeyOf(u *unstructured.Unstructured) string { return cache.MetaObjectToName(
 func (k Sink) change(do func(*contents)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.sets[k.Name] == nil {
-		k.sets[k.Name] = &contents{there: map[string]bool{}}
-	}
-	do(k.sets[k.Name])
+	do(k.contents(k.Name))
 	k.Wake()
 	return nil
 }

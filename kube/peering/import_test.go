@@ -228,6 +228,28 @@ func TestImportOvertaken(t *testing.T) {
 	}
 }
 
+// TestImportLost: somebody deletes an import that the gateway has just made, before a watch shows
+// it. A list without it says so, or the gateway would never make it again.
+func TestImportLost(t *testing.T) {
+	p := readIn(t)
+	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
+	x := all["web-shop"]
+	client := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClient(runtime.NewScheme())}
+	s := NewGatewaySource(client, Self{Name: "milan"}, NodeNamespace, quiet())
+	j := &job{importer: &s.services.importer, ctx: t.Context(), now: start, x: s.services}
+	of := j.put("create", setImported, x, x.service("milan", importRole(t)))
+	if of == nil || j.put("create", setImportedSlices, x, x.slice("milan", of)) == nil ||
+		len(s.services.services) != 1 || len(s.services.slices) != 1 {
+		t.Fatalf("%v, %v, %v; %s", of, s.services.services, s.services.slices, j.fault)
+	}
+	for _, set := range s.services.sets() {
+		need.NoError(t, kube.Sink{Loop: s.loop, Set: set}.Replace(nil, ""))
+	}
+	if n := len(s.services.services) + len(s.services.slices); n != 0 {
+		t.Errorf("the gateway still takes %d objects for there", n)
+	}
+}
+
 func quiet() *logrus.Entry {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

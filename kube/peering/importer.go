@@ -247,8 +247,7 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 	for _, set := range []struct {
 		kind string
 		mine map[string]*unstructured.Unstructured
-		all  map[string]*unstructured.Unstructured
-	}{{setImportedSlices, j.slices, j.x.slices}, {setImported, j.services, j.x.services}} {
+	}{{setImportedSlices, j.slices}, {setImported, j.services}} {
 		for _, key := range ours(set.mine) {
 			u := set.mine[key]
 			at, foreign := u.GetNamespace(), u.GetNamespace() != namespace
@@ -277,7 +276,7 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 			}) || refused {
 				continue
 			}
-			j.store(set.all, key, u, nil)
+			j.store(set.kind, key, u, nil)
 			delete(set.mine, key)
 		}
 	}
@@ -380,21 +379,26 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 	if !ok || stored == nil {
 		return nil
 	}
-	all, was := j.x.services, j.services
+	was := j.services
 	if set == setImportedSlices {
-		all, was = j.x.slices, j.slices
+		was = j.slices
 	}
-	j.store(all, kube.KeyOf(stored), was[kube.KeyOf(stored)], stored)
+	j.store(set, kube.KeyOf(stored), was[kube.KeyOf(stored)], stored)
 	return stored
 }
 
 // store keeps the answer to a request, unless the watch has delivered a newer version meanwhile: a
 // watch delivers each version only once.
-func (j *job) store(all map[string]*unstructured.Unstructured, key string, was, is *unstructured.Unstructured) {
+func (j *job) store(set, key string, was, is *unstructured.Unstructured) {
 	j.source.mu.Lock()
 	defer j.source.mu.Unlock()
+	all := table[*unstructured.Unstructured](j.x.services)
+	if set == setImportedSlices {
+		all = j.x.slices
+	}
 	if all[key] == was {
-		table[*unstructured.Unstructured](all).set(key, is)
+		all.set(key, is)
+		j.source.loop.Made(set, key)
 	}
 }
 
