@@ -223,16 +223,18 @@ func (x *joining) lookAt(i int) (*site, error) {
 func (x *joining) distinct() error {
 	for i, b := range x.sites {
 		for _, a := range x.sites[:i] {
-			switch {
-			case a.id == b.id:
+			if a.id == b.id {
 				return fmt.Errorf("--context: %s and %s lead to the same cluster", a.context, b.context)
-			case a.name == b.name:
-				return fmt.Errorf("--name: the clusters of contexts %s and %s would both be %s; give each a name",
-					a.context, b.context, a.name)
 			}
 		}
 	}
 	names := x.clusters()
+	for i, name := range names {
+		if k := slices.Index(names, name); k < i {
+			return fmt.Errorf("--name: the clusters of contexts %s and %s would both be %s; give each a name",
+				x.contexts[k], x.contexts[i], name)
+		}
+	}
 	for flag, of := range map[string]iter.Seq[string]{"--pod-cidr": maps.Keys(x.pods),
 		"--service-cidr": maps.Keys(x.services), "--imports": maps.Keys(x.imports), "--values": maps.Keys(x.values)} {
 		for name := range of {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,24 +51,34 @@ func sees(spec *peering.Spec) (all []seenAs) {
 	return all
 }
 
+// report returns the results for both ends.
+func (p *pair) report(ctx context.Context) (all []endReport, err error) {
+	for _, e := range p.ends {
+		status, err := e.Status(ctx, e.spec.Peer)
+		if err != nil {
+			return nil, e.of(err)
+		}
+		all = append(all, endReport{Cluster: e.name, Context: e.context, Peer: e.spec.Peer, Role: e.spec.Role,
+			Endpoint: e.spec.Endpoint, Nodes: status.NodesReady, RTT: status.RTT, Sees: sees(e.spec),
+			Found: e.lines})
+	}
+	return all, nil
+}
+
 // report prints what each cluster sees of the others, and returns what is missing.
 func (x *joining) report(asJSON bool) error {
 	all := []endReport{}
 	failed := slices.Clone(x.absent)
 	for _, p := range x.pairs {
+		var ends []endReport
+		if p.err == nil {
+			ends, p.err = p.report(x.Context())
+		}
 		if p.err != nil {
 			failed = append(failed, p.err)
 			continue
 		}
-		for _, e := range p.ends {
-			status, err := e.Status(x.Context(), e.spec.Peer)
-			if err != nil {
-				return cli.Failed(e.of(err))
-			}
-			all = append(all, endReport{Cluster: e.name, Context: e.context, Peer: e.spec.Peer, Role: e.spec.Role,
-				Endpoint: e.spec.Endpoint, Nodes: status.NodesReady, RTT: status.RTT, Sees: sees(e.spec),
-				Found: e.lines})
-		}
+		all = append(all, ends...)
 	}
 	print := printEnds
 	switch {

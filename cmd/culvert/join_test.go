@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 
 	"culvert/cmd/internal/cli"
 	"culvert/integration/need"
@@ -268,5 +269,60 @@ func TestMatrix(t *testing.T) {
 		"genoa not joined not joined not joined not reached –",
 	}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestNamesOfAll: two clusters must not have the same name, even if one of them cannot be reached.
+func TestNamesOfAll(t *testing.T) {
+	for _, c := range []struct {
+		contexts, names string
+		want            string
+	}{
+		{"a@rome a@milan b@turin", "", ""},
+		{"a@rome b@rome a@milan", "", "--name: the clusters of contexts a@rome and b@rome would both be rome; give each a name"},
+		{"a@rome b@rome a@milan", "rome turin milan", ""},
+		{"a@rome b@turin a@milan", "rome milan milan",
+			"--name: the clusters of contexts b@turin and a@milan would both be milan; give each a name"},
+	} {
+		x := &joining{joiner: &joiner{contexts: strings.Fields(c.contexts), names: strings.Fields(c.names)}}
+		names := x.clusters()
+		for i, context := range x.contexts {
+			if strings.HasPrefix(context, "a@") { // those that can be reached
+				x.sites = append(x.sites, &site{context: context, name: names[i], id: context})
+			}
+		}
+		got := ""
+		if err := x.distinct(); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s, %s: %q, want %q", c.contexts, c.names, got, c.want)
+		}
+	}
+}
+
+// TestReportOfAll: a cluster that goes away at the end hides nothing about the other pairs.
+func TestReportOfAll(t *testing.T) {
+	gone, err := deploy.New(&rest.Config{Host: "http://127.0.0.1:1"}) // nobody listens there
+	need.NoError(t, err)
+	of := func(name string) *site { return &site{Cluster: gone, name: name, context: name} }
+	rome, milan, turin := of("rome"), of("milan"), of("turin")
+	ended := func(s, peer *site) *end {
+		e := s.end()
+		e.title, e.spec = s.name+" with "+peer.name, &peering.Spec{Peer: peer.name}
+		return e
+	}
+	x := &joining{joiner: &joiner{contexts: []string{"rome", "milan", "turin"}}, sites: []*site{rome, milan, turin},
+		pairs: []*pair{{ends: [2]*end{ended(rome, milan), ended(milan, rome)}},
+			{ends: [2]*end{ended(rome, turin), ended(turin, rome)}, err: errors.New("turin with rome: no")}}}
+	out := &bytes.Buffer{}
+	cmd := &cobra.Command{}
+	cmd.SetOut(out)
+	cmd.SetContext(t.Context())
+	x.Command = cmd
+	err = x.report(false)
+	if err == nil || !strings.HasPrefix(err.Error(), "rome with milan: get Peering milan: ") ||
+		!strings.HasSuffix(err.Error(), "\nturin with rome: no") || strings.Count(out.String(), "failed") != 4 {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
