@@ -25,7 +25,7 @@ import (
 
 // peeringGateway adapts a gateway for the source of its Peering.
 type peeringGateway struct {
-	liqoGateway
+	taughtGateway
 	elected *electing
 }
 
@@ -140,7 +140,7 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	var tasks sync.WaitGroup
 	var anew error
 	tasks.Go(func() {
-		anew = source.Run(sourcing, peeringGateway{liqoGateway{g, true}, e})
+		anew = source.Run(sourcing, peeringGateway{taughtGateway{g, true}, e})
 		stop()
 	})
 	err = runElected(running, g, e)

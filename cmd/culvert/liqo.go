@@ -28,14 +28,14 @@ import (
 	"culvert/nat/rules"
 )
 
-// liqoGateway adapts a gateway for a source of resources.
-type liqoGateway struct {
+// taughtGateway adapts a gateway for a source of resources, of Liqo or of a Peering.
+type taughtGateway struct {
 	*gateway.Gateway
 	pings bool
 }
 
 // Check returns the result of the connection check. Without pings, the peer counts as connected.
-func (g liqoGateway) Check() kube.Check {
+func (g taughtGateway) Check() kube.Check {
 	if !g.pings {
 		return kube.Check{State: kube.CheckConnected}
 	}
@@ -46,7 +46,7 @@ func (g liqoGateway) Check() kube.Check {
 }
 
 // Speaks reports whether this gateway, of several, is the one that writes the status of resources.
-func (g liqoGateway) Speaks() bool { return g.Role().Speaks() }
+func (g taughtGateway) Speaks() bool { return g.Role().Speaks() }
 
 // liqoSource adapts a source of resources for the gateway's status.
 type liqoSource struct {
@@ -107,7 +107,7 @@ func runLiqo(ctx context.Context, flags *liqoFlags) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer stop()
-	tasks.Go(func() { source.Run(sourcing, liqoGateway{g, l.pings}) })
+	tasks.Go(func() { source.Run(sourcing, taughtGateway{g, l.pings}) })
 	if err := runElected(ctx, g, e); err != nil {
 		return cli.Failed(err)
 	}

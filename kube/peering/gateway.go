@@ -125,8 +125,8 @@ func (g *Gateway) readOther(u *unstructured.Unstructured) *Peering {
 	return p
 }
 
-// claims records who claims what the Peering has had before.
-func (g *Gateway) claims(d *Plan) {
+// latecomers records who claims what the Peering has had before.
+func (g *Gateway) latecomers(d *Plan) {
 	g.good.fields(func(field string, c netip.Prefix) bool {
 		had := fmt.Sprintf("%s of Peering %s, %s, which had it first", field, g.self.Name, c)
 		for name, n := range g.nodes {
@@ -164,7 +164,7 @@ type Plan struct {
 	Faults  []string
 	Waiting []string
 	Unready []string // nodes through which no packets pass, each with the reason
-	nodes   int
+	nodes   int      // how many there are, ready or not
 	// disputed are the nodes that claim an address that another one had first.
 	disputed map[string]bool
 	unready  map[string]bool // the nodes of Unready
@@ -202,7 +202,7 @@ func (g *Gateway) Plan() *Plan {
 	own := len(d.Faults)
 	d.Status.Nodes = g.assign(d)
 	g.connect(d)
-	g.claims(d)
+	g.latecomers(d)
 	slices.Sort(d.Faults[own:]) // another order would be another status
 	g.exportTo(d)
 	for i := range d.Status.Nodes {

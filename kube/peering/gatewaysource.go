@@ -36,7 +36,7 @@ func newLoop(client dynamic.Interface, mu sync.Locker, r kube.Reporter, log *log
 	return l
 }
 
-// Running is the gateway that a GatewaySource drives.
+// Running is the gateway that a GatewaySource drives: cmd/culvert makes it of a gateway.Gateway.
 type Running interface {
 	Apply(*config.Config) error
 	// Amend is the method of gateway.Gateway.
@@ -63,11 +63,11 @@ type Running interface {
 // Peering's status. Nothing is applied before every list is complete; while the API server is away,
 // nothing changes.
 type GatewaySource struct {
-	loop  *kube.Loop
-	self  Self
-	nodes string // namespace of TunnelNodes
-	log   *logrus.Entry
-	now   func() time.Time
+	loop          *kube.Loop
+	self          Self
+	nodeNamespace string // of TunnelNodes
+	log           *logrus.Entry
+	now           func() time.Time
 
 	services *serviceExchange
 
@@ -96,7 +96,7 @@ type GatewaySource struct {
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.
 func NewGatewaySource(client dynamic.Interface, self Self, nodeNamespace string, log *logrus.Entry) *GatewaySource {
-	s := &GatewaySource{self: self, nodes: nodeNamespace, log: log, now: time.Now, state: NewGateway(self),
+	s := &GatewaySource{self: self, nodeNamespace: nodeNamespace, log: log, now: time.Now, state: NewGateway(self),
 		pace: newPace()}
 	s.loop = newLoop(client, &s.mu, kube.Reporter{Self: self.Namespace + "/" + self.Name, Node: self.Node,
 		Instance: self.Pod}, log)
@@ -216,7 +216,7 @@ func (s *GatewaySource) sets() (all []kube.Set, pods kube.Set) {
 	return append([]kube.Set{
 		s.ownPeering(),
 		s.members(),
-		into(KindTunnelNode, s.nodes, table[*tunnelNode](s.state.tunnels), readTunnelNode),
+		into(KindTunnelNode, s.nodeNamespace, table[*tunnelNode](s.state.tunnels), readTunnelNode),
 	}, s.others()...), into(kindPod, "", s.state.pods, readPod)
 }
 
@@ -331,7 +331,7 @@ func (s *GatewaySource) Ready() bool {
 	return s.ready
 }
 
-// Waiting returns what the gateway waits for, and what is refused.
+// Waiting returns what the gateway waits for: objects, and agents of nodes.
 func (s *GatewaySource) Waiting() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -232,7 +232,7 @@ func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 			switch {
 			case !c.Addr().Is4():
 				six++
-			case slices.ContainsFunc(p.takes(), c.Overlaps): // claims has named it
+			case slices.ContainsFunc(p.takes(), c.Overlaps): // latecomers has named it
 			case !within(p.Pods, c):
 				d.fault(kindNode+" "+name,
 					"spec.podCIDRs[%d]: %s is outside spec.local.podCIDRs of Peering %s; add a CIDR there that contains it",
