@@ -18,6 +18,8 @@
 //	findingOf                  fills in the Cause's text                                      causes.go
 //	Judge.Findings             what status shows                                              judge.go
 //
+// In a Peering, the doc of package kube/peering goes on from there.
+//
 // gateway/sweep.go calls AskAll and Monitor.Look each second. While a node is doubtful, the Monitor
 // also sends it a Knock. The next Observation has the result, which may name the cause.
 package health

@@ -22,8 +22,21 @@
 //	gateway.Amend        applies a configuration with other pods alone; else Apply does    gateway/apply.go
 //	nat Engine.Reroute   replaces the addresses for the source check, and the routes       nat/reroute.go
 //
+// The number of a node's link (config.Links) is the route's target, and its Geneve tunnel's ID.
+//
 // An EndpointSlice goes the same way, through sliceIndex and exportTo (export.go), and ends in
 // Engine.Amend, which replaces the service's Balancer in package rules.
+//
+// # The way of a node's trouble
+//
+//	Gateway.Findings     the causes that package health has found; its doc says how       gateway/gateway.go
+//	NodeTroubles         those that let nothing pass, without their remedies              cmd/culvert/gateway_kube.go
+//	GatewaySource.round  asks for them each second, after it has applied a Plan           gatewaysource.go
+//	Plan.troubles        adds them to what the objects say of nodes that are not ready    gateway.go
+//	conditions           NodesReady, and message, which takes the most urgent condition   condition.go
+//	writeStatus          the Peering's status, at most once a second for such changes     gatewaystatus.go
+//
+// A lost node makes no Event: they are about objects that cannot be applied, and about elections.
 //
 // # Services by name
 //
