@@ -334,3 +334,20 @@ func TestStandbyAgrees(t *testing.T) {
 		}
 	})
 }
+
+// TestMadeAgain: of a Peering that is deleted and made again, nothing goes on, even if no plan is
+// made in between: its peer may be one to be cut off.
+func TestMadeAgain(t *testing.T) {
+	e := newEnds(t)
+	e.run()
+	e.change("milan", "u-milan", "u-again", "remap: 10.61.0.0/16", "remap: 0.0.0.0/0")
+	e.peerings["milan"].Status = Status{}
+	if seen, faults := e.run(); seen["milan"] != "" || faults["milan"] == "" ||
+		e.peerings["milan"].Status.Accepted != nil {
+		t.Errorf("with a fault: %v, %v", seen, faults)
+	}
+	e.change("milan", "u-milan", "u-again", "remap: 10.61.0.0/16", "remap: 10.63.0.0/16")
+	if seen, faults := e.run(); seen["milan"] != "10.63.0.0/16" || faults["milan"] != "" {
+		t.Errorf("without one: %v, %v", seen, faults)
+	}
+}

@@ -68,6 +68,9 @@ func NewGateway(self Self) *Gateway {
 
 // put sets the current Peering; nil if it has gone.
 func (g *Gateway) put(p *Peering) {
+	if was := g.peering; was != nil && p != nil && was.Metadata.UID != p.Metadata.UID {
+		g.good = nil // what was deleted, and made again, does not go on
+	}
 	g.peering = p
 	g.judge()
 }
