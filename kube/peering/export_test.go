@@ -323,6 +323,7 @@ func TestOnlyExportedSlices(t *testing.T) {
 				c.create(kindSlice, slice("shop", name, n+1))
 				c.create(kindSlice, slice("elsewhere", name, n+1))
 			}
+			synctest.Wait() // a simulated watch has room for 100 events
 		}
 		kept := func() string {
 			time.Sleep(2 * relistInterval)
