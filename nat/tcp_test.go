@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -165,98 +166,7 @@ func agree(s state, r tcpconntrack.Result) bool {
 
 // What tcpconntrack does not do, or does otherwise, and what an attacker might try.
 func TestTCPBeyondOracle(t *testing.T) {
-	syn := packet.Segment{Seq: 100, Length: 1, Flags: packet.SYN, Window: 1000, MSS: 1400}
-	synAck := packet.Segment{Seq: 500, Ack: 101, Length: 1, Flags: packet.SYN | packet.ACK, Window: 1000, MSS: 1300}
-	ack := packet.Segment{Seq: 101, Ack: 501, Flags: packet.ACK, Window: 1000}
-	with := func(s packet.Segment, change func(*packet.Segment)) packet.Segment { change(&s); return s }
-	fastOpen := with(syn, func(s *packet.Segment) { s.Length = 101 })
-	acknowledging := func(n uint32) packet.Segment { return with(synAck, func(s *packet.Segment) { s.Ack = n }) }
-	refusing := func(n uint32) packet.Segment { return packet.Segment{Ack: n, Flags: packet.RST | packet.ACK} }
-	type step struct {
-		d int
-		s packet.Segment
-	}
-	tests := []struct {
-		name  string
-		steps []step
-		want  state
-	}{
-		{"SYN retransmitted with ECN", []step{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Flags |= 0xc0 })},
-			{1, synAck}, {0, ack}}, stateEstablished},
-		{"RST by the originator in SYN-SENT", []step{{0, syn}, {0, packet.Segment{Seq: 101, Flags: packet.RST}}},
-			stateClosed},
-		{"RST by the responder that acknowledges nothing",
-			[]step{{0, syn}, {1, packet.Segment{Seq: 0, Ack: 7, Flags: packet.RST | packet.ACK}}}, stateSynSent},
-		{"connection refused", []step{{0, syn}, {1, packet.Segment{Ack: 101, Flags: packet.RST | packet.ACK}}},
-			stateClosed},
-		{"SYN with another ISN in SYN-SENT", []step{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Seq = 9000 })},
-			{1, with(synAck, func(s *packet.Segment) { s.Ack = 9001 })},
-			{0, with(ack, func(s *packet.Segment) { s.Seq = 9001 })}}, stateEstablished},
-		{"SYN-ACK for another SYN", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) { s.Ack = 77 })}},
-			stateSynSent},
-		{"simultaneous open", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) {
-			s.Flags, s.Ack = packet.SYN, 0
-		})},
-			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })},
-			{1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}}, stateEstablished},
-		{"mid-stream", []step{{0, ack}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 501, 101 })}},
-			stateEstablished},
-		{"mid-stream FIN both ways", []step{{0, with(ack, func(s *packet.Segment) {
-			s.Flags |= packet.FIN
-			s.Length = 1
-		})},
-			{1, packet.Segment{Seq: 501, Ack: 102, Length: 1, Flags: packet.ACK | packet.FIN, Window: 9}},
-			{0, packet.Segment{Seq: 102, Ack: 502, Flags: packet.ACK, Window: 9}}}, stateTimeWait},
-		{"inexact RST in the window, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack},
-			{1, packet.Segment{Seq: 511, Flags: packet.RST}}}, stateEstablished},
-		{"RST outside of the window", []step{{0, syn}, {1, synAck}, {0, ack},
-			{1, packet.Segment{Seq: 1 << 30, Flags: packet.RST}}}, stateEstablished},
-		{"exact RST", []step{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}},
-			stateClosed},
-		{"SYN in ESTABLISHED, RFC 5961", []step{{0, syn}, {1, synAck}, {0, ack},
-			{0, with(syn, func(s *packet.Segment) { s.Seq = 77 })}}, stateEstablished},
-		{"FIN outside of the window", []step{{0, syn}, {1, synAck}, {0, ack},
-			{1, packet.Segment{Seq: 1 << 29, Ack: 101, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
-		{"FIN that acknowledges what was never sent", []step{{0, syn}, {1, synAck}, {0, ack},
-			{1, packet.Segment{Seq: 501, Ack: 1 << 20, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
-		{"FIN with an acknowledgement that is too old", []step{{0, syn}, {1, synAck}, {0, ack},
-			{1, packet.Segment{Seq: 501, Ack: 1<<32 - 1<<17, Length: 1, Flags: packet.FIN | packet.ACK}}},
-			stateEstablished},
-		{"FIN with an old acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack},
-			{0, with(ack, func(s *packet.Segment) { s.Length = 900 })},
-			{1, packet.Segment{Seq: 501, Ack: 1001, Flags: packet.ACK}},
-			{1, packet.Segment{Seq: 501, Ack: 501, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateFinWait},
-		{"FIN without an acknowledgement", []step{{0, syn}, {1, synAck}, {0, ack},
-			{1, packet.Segment{Seq: 501, Length: 1, Flags: packet.FIN}}}, stateEstablished},
-		{"data of a SYN taken, RFC 7413", []step{{0, fastOpen}, {1, acknowledging(201)},
-			{0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
-		{"data of a SYN taken in part", []step{{0, fastOpen}, {1, acknowledging(150)},
-			{0, with(ack, func(s *packet.Segment) { s.Seq = 150 })}}, stateEstablished},
-		{"data of a SYN not taken", []step{{0, fastOpen}, {1, acknowledging(101)}, {0, ack}}, stateEstablished},
-		{"data of a SYN sent again without a SYN", []step{{0, fastOpen}, {1, acknowledging(101)},
-			{0, with(ack, func(s *packet.Segment) { s.Length = 100 })}}, stateEstablished},
-		{"SYN-ACK that does not acknowledge the SYN", []step{{0, fastOpen}, {1, acknowledging(100)}}, stateSynSent},
-		{"SYN-ACK of more data than a SYN has", []step{{0, fastOpen}, {1, acknowledging(202)}}, stateSynSent},
-		{"SYN repeated without its data, which the server has taken", []step{{0, fastOpen}, {0, syn},
-			{1, acknowledging(201)}, {0, with(ack, func(s *packet.Segment) { s.Seq = 201 })}}, stateEstablished},
-		{"data of the server before the handshake ends", []step{{0, fastOpen}, {1, acknowledging(201)},
-			{1, packet.Segment{Seq: 501, Ack: 201, Length: 1000, Flags: packet.ACK}},
-			{0, packet.Segment{Seq: 201, Ack: 501, Flags: packet.ACK}}}, stateEstablished},
-		{"SYN with data refused", []step{{0, fastOpen}, {1, refusing(201)}}, stateClosed},
-		{"SYN with data refused, its data ignored", []step{{0, fastOpen}, {1, refusing(101)}}, stateClosed},
-		{"RST that acknowledges more than a SYN has", []step{{0, fastOpen}, {1, refusing(202)}}, stateSynSent},
-		{"simultaneous open with SYN-ACKs", []step{{0, syn}, {1, with(synAck, func(s *packet.Segment) {
-			s.Flags, s.Ack = packet.SYN, 0
-		})},
-			{0, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 100, 501 })},
-			{1, with(synAck, func(s *packet.Segment) { s.Seq, s.Ack = 500, 101 })},
-			{0, ack}}, stateEstablished},
-		{"late segment after RST", []step{{0, syn}, {1, synAck}, {0, ack},
-			{1, packet.Segment{Seq: 501, Flags: packet.RST}}, {0, ack}}, stateClosed},
-		{"SYN-ACK first, the SYN went another way",
-			[]step{{0, synAck}, {1, with(ack, func(s *packet.Segment) { s.Seq, s.Ack = 101, 501 })}}, stateEstablished},
-	}
-	for _, test := range tests {
+	for _, test := range slices.Concat(openings, opened, fastOpens) {
 		t.Run(test.name, func(t *testing.T) {
 			var tcp tcpState
 			now := tcp.open(&test.steps[0].s, test.steps[0].d)
@@ -268,6 +178,105 @@ func TestTCPBeyondOracle(t *testing.T) {
 			}
 		})
 	}
+}
+
+type tcpStep struct {
+	d int
+	s packet.Segment
+}
+
+type tcpCase struct {
+	name  string
+	steps []tcpStep
+	want  state
+}
+
+// A handshake, and a SYN with data.
+var (
+	syn      = packet.Segment{Seq: 100, Length: 1, Flags: packet.SYN, Window: 1000, MSS: 1400}
+	synAck   = packet.Segment{Seq: 500, Ack: 101, Length: 1, Flags: packet.SYN | packet.ACK, Window: 1000, MSS: 1300}
+	ack      = packet.Segment{Seq: 101, Ack: 501, Flags: packet.ACK, Window: 1000}
+	fastOpen = with(syn, func(s *packet.Segment) { s.Length = 101 })
+)
+
+func with(s packet.Segment, change func(*packet.Segment)) packet.Segment { change(&s); return s }
+
+// at returns a segment with other numbers.
+func at(s packet.Segment, seq, ack uint32) packet.Segment { s.Seq, s.Ack = seq, ack; return s }
+
+func refusing(n uint32) packet.Segment { return packet.Segment{Ack: n, Flags: packet.RST | packet.ACK} }
+
+var openings = []tcpCase{
+	{"SYN retransmitted with ECN", []tcpStep{{0, syn}, {0, with(syn, func(s *packet.Segment) { s.Flags |= 0xc0 })},
+		{1, synAck}, {0, ack}}, stateEstablished},
+	{"RST by the originator in SYN-SENT", []tcpStep{{0, syn}, {0, packet.Segment{Seq: 101, Flags: packet.RST}}},
+		stateClosed},
+	{"RST by the responder that acknowledges nothing", []tcpStep{{0, syn}, {1, refusing(7)}}, stateSynSent},
+	{"connection refused", []tcpStep{{0, syn}, {1, refusing(101)}}, stateClosed},
+	{"SYN with another ISN in SYN-SENT", []tcpStep{{0, syn}, {0, at(syn, 9000, 0)}, {1, at(synAck, 500, 9001)},
+		{0, at(ack, 9001, 501)}}, stateEstablished},
+	{"SYN-ACK for another SYN", []tcpStep{{0, syn}, {1, at(synAck, 500, 77)}}, stateSynSent},
+	{"simultaneous open", []tcpStep{{0, syn}, {1, with(synAck, func(s *packet.Segment) {
+		s.Flags, s.Ack = packet.SYN, 0
+	})},
+		{0, at(synAck, 100, 501)}, {1, at(ack, 501, 101)}}, stateEstablished},
+	{"simultaneous open with SYN-ACKs", []tcpStep{{0, syn}, {1, with(synAck, func(s *packet.Segment) {
+		s.Flags, s.Ack = packet.SYN, 0
+	})},
+		{0, at(synAck, 100, 501)}, {1, at(synAck, 500, 101)}, {0, ack}}, stateEstablished},
+	{"SYN-ACK first, the SYN went another way", []tcpStep{{0, synAck}, {1, at(ack, 101, 501)}}, stateEstablished},
+	{"mid-stream", []tcpStep{{0, ack}, {1, at(ack, 501, 101)}}, stateEstablished},
+	{"mid-stream FIN both ways", []tcpStep{{0, with(ack, func(s *packet.Segment) {
+		s.Flags |= packet.FIN
+		s.Length = 1
+	})},
+		{1, packet.Segment{Seq: 501, Ack: 102, Length: 1, Flags: packet.ACK | packet.FIN, Window: 9}},
+		{0, packet.Segment{Seq: 102, Ack: 502, Flags: packet.ACK, Window: 9}}}, stateTimeWait},
+}
+
+var opened = []tcpCase{
+	{"inexact RST in the window, RFC 5961", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{1, packet.Segment{Seq: 511, Flags: packet.RST}}}, stateEstablished},
+	{"RST outside of the window", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{1, packet.Segment{Seq: 1 << 30, Flags: packet.RST}}}, stateEstablished},
+	{"exact RST", []tcpStep{{0, syn}, {1, synAck}, {0, ack}, {1, packet.Segment{Seq: 501, Flags: packet.RST}}},
+		stateClosed},
+	{"late segment after RST", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{1, packet.Segment{Seq: 501, Flags: packet.RST}}, {0, ack}}, stateClosed},
+	{"SYN in ESTABLISHED, RFC 5961", []tcpStep{{0, syn}, {1, synAck}, {0, ack}, {0, at(syn, 77, 0)}}, stateEstablished},
+	{"FIN outside of the window", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{1, packet.Segment{Seq: 1 << 29, Ack: 101, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
+	{"FIN that acknowledges what was never sent", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{1, packet.Segment{Seq: 501, Ack: 1 << 20, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateEstablished},
+	{"FIN with an acknowledgement that is too old", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{1, packet.Segment{Seq: 501, Ack: 1<<32 - 1<<17, Length: 1, Flags: packet.FIN | packet.ACK}}},
+		stateEstablished},
+	{"FIN with an old acknowledgement", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{0, with(ack, func(s *packet.Segment) { s.Length = 900 })},
+		{1, packet.Segment{Seq: 501, Ack: 1001, Flags: packet.ACK}},
+		{1, packet.Segment{Seq: 501, Ack: 501, Length: 1, Flags: packet.FIN | packet.ACK}}}, stateFinWait},
+	{"FIN without an acknowledgement", []tcpStep{{0, syn}, {1, synAck}, {0, ack},
+		{1, packet.Segment{Seq: 501, Length: 1, Flags: packet.FIN}}}, stateEstablished},
+}
+
+var fastOpens = []tcpCase{
+	{"data of a SYN taken, RFC 7413", []tcpStep{{0, fastOpen}, {1, at(synAck, 500, 201)}, {0, at(ack, 201, 501)}},
+		stateEstablished},
+	{"data of a SYN taken in part", []tcpStep{{0, fastOpen}, {1, at(synAck, 500, 150)}, {0, at(ack, 150, 501)}},
+		stateEstablished},
+	{"data of a SYN not taken", []tcpStep{{0, fastOpen}, {1, synAck}, {0, ack}}, stateEstablished},
+	{"data of a SYN sent again without a SYN", []tcpStep{{0, fastOpen}, {1, synAck},
+		{0, with(ack, func(s *packet.Segment) { s.Length = 100 })}}, stateEstablished},
+	{"SYN-ACK that does not acknowledge the SYN", []tcpStep{{0, fastOpen}, {1, at(synAck, 500, 100)}}, stateSynSent},
+	{"SYN-ACK of more data than a SYN has", []tcpStep{{0, fastOpen}, {1, at(synAck, 500, 202)}}, stateSynSent},
+	{"SYN repeated without its data, which the server has taken", []tcpStep{{0, fastOpen}, {0, syn},
+		{1, at(synAck, 500, 201)}, {0, at(ack, 201, 501)}}, stateEstablished},
+	{"data of the server before the handshake ends", []tcpStep{{0, fastOpen}, {1, at(synAck, 500, 201)},
+		{1, packet.Segment{Seq: 501, Ack: 201, Length: 1000, Flags: packet.ACK}},
+		{0, packet.Segment{Seq: 201, Ack: 501, Flags: packet.ACK}}}, stateEstablished},
+	{"SYN with data refused", []tcpStep{{0, fastOpen}, {1, refusing(201)}}, stateClosed},
+	{"SYN with data refused, its data ignored", []tcpStep{{0, fastOpen}, {1, refusing(101)}}, stateClosed},
+	{"RST that acknowledges more than a SYN has", []tcpStep{{0, fastOpen}, {1, refusing(202)}}, stateSynSent},
 }
 
 // What a window means follows from the newest acknowledgement. Segments that overtake one another
