@@ -84,119 +84,158 @@ type liqoArgs struct {
 
 // read parses the flags, or returns all faults.
 func (l *liqoFlags) read() (*liqoArgs, error) {
-	e := new(configfile.Errors)
-	get := func(name string) string { return *l.text[name] }
-	scalar := func(name string) (path string, s configfile.Scalar) { return "--" + name, configfile.Scalar(get(name)) }
-	number := func(name string, def, low, high int) int {
-		path, s := scalar(name)
-		return e.Int(path, s, def, low, high)
-	}
-	duration := func(name string, least time.Duration) time.Duration {
-		path, s := scalar(name)
-		d := e.Duration(path, s, least, time.Hour)
-		if d < least {
-			e.Add(path, "%v is less than %v", d, least)
-		}
-		return d
-	}
+	r := &liqoFlagReader{liqoFlags: l}
 	c := &config.Config{
-		Peer: get("remote-cluster-id"), State: get("state"), Control: config.ControlAuto, Liqo: true,
+		Peer: r.get("remote-cluster-id"), State: r.get("state"), Control: config.ControlAuto, Liqo: true,
 		Log: config.Log{Level: "info", Format: "text"},
 	}
-	out := &liqoArgs{
-		base: c, name: get("name"), namespace: get("namespace"), uid: get("gateway-uid"), node: get("node-name"),
-		pod:        get("pod-name"),
-		kubeconfig: get("kubeconfig"),
+	r.out = &liqoArgs{
+		base: c, name: r.get("name"), namespace: r.get("namespace"), uid: r.get("gateway-uid"),
+		node: r.get("node-name"), pod: r.get("pod-name"), kubeconfig: r.get("kubeconfig"),
 	}
-	for _, name := range []string{"name", "namespace", "remote-cluster-id"} {
-		e.Name("--"+name, get(name), configfile.MaxLabel)
-	}
-	e.Name("--node-name", out.node, configfile.MaxDomain)
-	if out.uid == "" {
-		e.Missing("--gateway-uid")
-	}
-	c.MTU = config.TunnelMTU(number("mtu", 0, 576, 9000))
-	c.Geneve.ListenPort = uint16(number("geneve-port", 0, 1, 65535))
-
-	server := false
-	switch get("mode") {
-	case "server":
-		server, c.WireGuard.Role = true, config.Server
-	case "client":
-		// Liqo's client pings instead; without keepalives, NAT devices on the path forget the
-		// mapping
-		c.WireGuard.Keepalive = 25 * time.Second
-	case "":
-		e.Add("--mode", "missing; want server or client")
-	default:
-		e.Add("--mode", "%q is neither server nor client", get("mode"))
-	}
-	listen := 0
-	if server {
-		listen = config.DefaultWireGuardPort
-	}
-	c.WireGuard.ListenPort = uint16(out.port(e, l, "listen-port", "listen-ports", listen))
-	if c.WireGuard.ListenPort == c.Geneve.ListenPort && !e.Bad("--listen-port") && !e.Bad("--geneve-port") {
-		e.Add("--geneve-port", "%d is --listen-port too, and both are UDP; choose another port", c.Geneve.ListenPort)
-	}
-	endpoint := out.port(e, l, "endpoint-port", "endpoint-ports", config.DefaultWireGuardPort)
-	switch address := get("endpoint-address"); {
-	case server && address != "":
-		e.Add("--endpoint-address", "is for --mode=client; a server learns where its peer is")
-	case !server && address == "" && get("mode") == "client":
-		e.Add("--endpoint-address", "missing; want an address or a host name of the peer")
-	case !server && address != "":
-		c.WireGuard.Endpoint = net.JoinHostPort(address, strconv.Itoa(endpoint))
-		if net.ParseIP(address) == nil && !configfile.IsHostName(address) {
-			e.Add("--endpoint-address", "%q is neither an address nor a host name", address)
-		}
-	}
-	path, s := scalar("ping-enabled")
-	if out.pings = e.Bool(path, s, true); out.pings {
-		c.ConnectionCheck = config.ConnectionCheck{
-			Port: uint16(number("ping-port", 0, 1, 65535)), Interval: duration("ping-interval", 10*time.Millisecond),
-			Threshold: number("ping-loss-threshold", 0, 1, 1000),
-		}
-	}
-	out.election = l.election(e, c, electionTimes{lease: 15 * time.Second, deadline: 10 * time.Second,
+	r.identity()
+	c.MTU = config.TunnelMTU(r.number("mtu", 0, 576, 9000))
+	c.Geneve.ListenPort = uint16(r.number("geneve-port", 0, 1, 65535))
+	r.mode()
+	r.listens()
+	r.endpoint()
+	r.connectionCheck()
+	r.out.election = l.election(&r.Errors, c, electionTimes{lease: 15 * time.Second, deadline: 10 * time.Second,
 		retry: 2 * time.Second})
 	if c.Elected {
-		e.Name("--pod-name", out.pod, configfile.MaxDomain) // it is the identity
+		r.Name("--pod-name", r.out.pod, configfile.MaxDomain) // it is the identity
 	}
-	out.refresh = duration("ping-update-status-interval", time.Second)
-	c.Metrics, c.Health = listenAddress(e, "--metrics-address", get("metrics-address")),
-		listenAddress(e, "--health-probe-bind-address", get("health-probe-bind-address"))
+	r.out.refresh = r.duration("ping-update-status-interval", time.Second)
+	c.Metrics, c.Health = listenAddress(&r.Errors, "--metrics-address", r.get("metrics-address")),
+		listenAddress(&r.Errors, "--health-probe-bind-address", r.get("health-probe-bind-address"))
 	if c.Health == c.Metrics {
 		c.Health = ""
 	}
-	switch get("unknown-source") {
-	case "auto":
-	case "keep":
-		out.keepUnknown = true
-	case "off":
-		e.Add("--unknown-source", "off drops such packets where a file says so; want auto or keep")
-	default:
-		e.Add("--unknown-source", "%q is neither auto nor keep", get("unknown-source"))
-	}
-	file := filepath.Join(get("keys-dir"), "privateKey")
-	switch b, err := configfile.Read(file, 1024); {
-	case err != nil:
-		e.Add("--keys-dir", "%s: %v; mount the Secret gw-%s there", file, err, out.name)
-	default:
-		if c.WireGuard.PrivateKey, err = wgkey.ParseStored(b); err != nil {
-			e.Add("--keys-dir", "%s: %v", file, err)
-		}
-	}
-	return out, e.Err()
+	r.unknownSource()
+	r.privateKey()
+	return r.out, r.Err()
 }
 
 func (out *liqoArgs) server() bool { return out.base.WireGuard.Role == config.Server }
 
+// A liqoFlagReader collects in out what the flags say, and their faults.
+type liqoFlagReader struct {
+	*liqoFlags
+	configfile.Errors
+	out *liqoArgs
+}
+
+func (r *liqoFlagReader) get(name string) string { return *r.text[name] }
+
+func (r *liqoFlagReader) scalar(name string) (path string, s configfile.Scalar) {
+	return "--" + name, configfile.Scalar(r.get(name))
+}
+
+func (r *liqoFlagReader) number(name string, def, low, high int) int {
+	path, s := r.scalar(name)
+	return r.Int(path, s, def, low, high)
+}
+
+func (r *liqoFlagReader) duration(name string, least time.Duration) time.Duration {
+	path, s := r.scalar(name)
+	d := r.Duration(path, s, least, time.Hour)
+	if d < least {
+		r.Add(path, "%v is less than %v", d, least)
+	}
+	return d
+}
+
+func (r *liqoFlagReader) identity() {
+	for _, name := range []string{"name", "namespace", "remote-cluster-id"} {
+		r.Name("--"+name, r.get(name), configfile.MaxLabel)
+	}
+	r.Name("--node-name", r.out.node, configfile.MaxDomain)
+	if r.out.uid == "" {
+		r.Missing("--gateway-uid")
+	}
+}
+
+func (r *liqoFlagReader) mode() {
+	switch w := &r.out.base.WireGuard; r.get("mode") {
+	case "server":
+		w.Role = config.Server
+	case "client":
+		// Liqo's client pings instead; without keepalives, NAT devices on the path forget the
+		// mapping
+		w.Keepalive = 25 * time.Second
+	case "":
+		r.Add("--mode", "missing; want server or client")
+	default:
+		r.Add("--mode", "%q is neither server nor client", r.get("mode"))
+	}
+}
+
+// listens reads the port of WireGuard, after the role.
+func (r *liqoFlagReader) listens() {
+	def := 0
+	if r.out.server() {
+		def = config.DefaultWireGuardPort
+	}
+	c := r.out.base
+	c.WireGuard.ListenPort = uint16(r.port("listen-port", "listen-ports", def))
+	if c.WireGuard.ListenPort == c.Geneve.ListenPort && !r.Bad("--listen-port") && !r.Bad("--geneve-port") {
+		r.Add("--geneve-port", "%d is --listen-port too, and both are UDP; choose another port", c.Geneve.ListenPort)
+	}
+}
+
+func (r *liqoFlagReader) endpoint() {
+	port := r.port("endpoint-port", "endpoint-ports", config.DefaultWireGuardPort)
+	switch address := r.get("endpoint-address"); {
+	case r.out.server() && address != "":
+		r.Add("--endpoint-address", "is for --mode=client; a server learns where its peer is")
+	case address == "" && r.get("mode") == "client":
+		r.Add("--endpoint-address", "missing; want an address or a host name of the peer")
+	case address != "":
+		r.out.base.WireGuard.Endpoint = net.JoinHostPort(address, strconv.Itoa(port))
+		if net.ParseIP(address) == nil && !configfile.IsHostName(address) {
+			r.Add("--endpoint-address", "%q is neither an address nor a host name", address)
+		}
+	}
+}
+
+func (r *liqoFlagReader) connectionCheck() {
+	path, s := r.scalar("ping-enabled")
+	if r.out.pings = r.Bool(path, s, true); r.out.pings {
+		r.out.base.ConnectionCheck = config.ConnectionCheck{
+			Port:      uint16(r.number("ping-port", 0, 1, 65535)),
+			Interval:  r.duration("ping-interval", 10*time.Millisecond),
+			Threshold: r.number("ping-loss-threshold", 0, 1, 1000),
+		}
+	}
+}
+
+func (r *liqoFlagReader) unknownSource() {
+	switch of := r.get("unknown-source"); of {
+	case "auto":
+	case "keep":
+		r.out.keepUnknown = true
+	case "off":
+		r.Add("--unknown-source", "off drops such packets where a file says so; want auto or keep")
+	default:
+		r.Add("--unknown-source", "%q is neither auto nor keep", of)
+	}
+}
+
+func (r *liqoFlagReader) privateKey() {
+	file := filepath.Join(r.get("keys-dir"), "privateKey")
+	b, err := configfile.Read(file, 1024)
+	if err != nil {
+		r.Add("--keys-dir", "%s: %v; mount the Secret gw-%s there", file, err, r.out.name)
+	} else if r.out.base.WireGuard.PrivateKey, err = wgkey.ParseStored(b); err != nil {
+		r.Add("--keys-dir", "%s: %v", file, err)
+	}
+}
+
 // port parses a port, or the first of a list.
-func (out *liqoArgs) port(e *configfile.Errors, l *liqoFlags, one, many string, def int) int {
-	text, list := *l.text[one], *l.text[many]
+func (r *liqoFlagReader) port(one, many string, def int) int {
+	text, list := r.get(one), r.get(many)
 	if text != "" && list != "" {
-		e.Add("--"+many, "not together with --%s; give only one of them", one)
+		r.Add("--"+many, "not together with --%s; give only one of them", one)
 		return def
 	}
 	path := "--" + one
@@ -204,10 +243,10 @@ func (out *liqoArgs) port(e *configfile.Errors, l *liqoFlags, one, many string, 
 		var rest string
 		path = "--" + many
 		if text, rest, _ = strings.Cut(list, ","); rest != "" {
-			out.notes = append(out.notes, path+": of "+list+", "+text+" alone is used")
+			r.out.notes = append(r.out.notes, path+": of "+list+", "+text+" alone is used")
 		}
 	}
-	return e.Int(path, configfile.Scalar(text), def, 1, 65535)
+	return r.Int(path, configfile.Scalar(text), def, 1, 65535)
 }
 
 // listenAddress parses an address in Liqo's format.
