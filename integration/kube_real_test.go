@@ -284,6 +284,7 @@ func TestKubeClusters(t *testing.T) {
 			`(?m)^milan +milan +True +[0-9.]+(µs|ms) +2/2 +10\.61\.0\.0/16 *$`).MatchString(out) {
 			t.Error(out)
 		}
+		testRealGather(t, l)
 		t.Run("no exception", func(t *testing.T) { testRealNoException(t, l) })
 		l.leave(t, before)
 		if long {
@@ -293,6 +294,23 @@ func TestKubeClusters(t *testing.T) {
 		}
 		l.requireRights(t, long)
 	}, kubernetes, realClusters)
+}
+
+// testRealGather: culvert gather reaches all gateways and agents; pseudonyms leave no name and no
+// address of the clusters.
+func testRealGather(t *testing.T, l *realLab) {
+	file := filepath.Join(t.TempDir(), "fault.tar.gz")
+	l.must("gather", inBoth[0], inBoth[1], "--anonymise", "-w", file)
+	out := l.must("status", "--from", file)
+	if up, answers := strings.Count(out, "\ntunnel       up, "), strings.Count(out, "gateway answers"); up != 2 ||
+		answers != 4 {
+		t.Errorf("%d gateways are up and %d agents hear theirs, want 2 and 4:\n%s", up, answers, out)
+	}
+	for _, name := range []string{"rome", "milan", "172.30.0.", "10.244."} {
+		if strings.Contains(out, name) {
+			t.Errorf("%s is in it:\n%s", name, out)
+		}
+	}
 }
 
 // testRealNoException: culvert verify names a masquerade rule that comes before the exception.

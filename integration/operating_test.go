@@ -63,6 +63,9 @@ func TestOperating(t *testing.T) {
 	want(0, "rome to milan, client", "status", "--socket", "rome")
 	u.readPage("milan", "rome")
 	want(0, "RFC 8439", "doctor", "--socket", "rome")
+	archive := filepath.Join(u.runtime, "fault.tar.gz")
+	want(0, archive+": 5 files, ", "gather", "--socket", "rome", "-w", archive)
+	want(0, "rome to milan, client", "status", "--from", archive)
 
 	file := filepath.Join(u.runtime, "ping.pcapng")
 	capture := u.program(u.binary, "capture", "--socket", "rome", "--at", "pre,post", "--protocol", "icmp", "-a",

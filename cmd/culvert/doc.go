@@ -20,13 +20,14 @@
 //
 // A running gateway or node:
 //
-//	culvert status [--watch]
+//	culvert status [--watch | --from FILE]
 //	culvert connections [--watch] [delete]
 //	culvert trace [-v] [--fail] [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID
 //	culvert capture [--at STAGES] [--drops] [-w FILE]
 //	culvert reload [--dry-run]
 //	culvert rules | routes
 //	culvert page [--port PORT]
+//	culvert gather [--context NAME...] [--anonymise] [-w FILE]
 //
 // The rest:
 //
@@ -50,7 +51,8 @@
 //
 //	0  done
 //	1  something that had started failed; ipam check: remaps needed;
-//	   liqo check: it would not work; doctor: a gateway cannot work here
+//	   liqo check: it would not work; doctor: a gateway cannot work here;
+//	   gather: the archive lacks something
 //	2  bad input: arguments, configuration, a port in use, a missing privilege;
 //	   standard error has one line per cause, and nothing is left behind
 //

@@ -341,6 +341,10 @@ func checkContexts(contexts []string) error {
 	if len(contexts) < 2 {
 		return errors.New("--context: give two or more, one for each cluster; see kubectl config get-contexts")
 	}
+	return checkTwice(contexts)
+}
+
+func checkTwice(contexts []string) error {
 	for i, name := range contexts {
 		if slices.Contains(contexts[:i], name) {
 			return fmt.Errorf("--context: %s is given twice", name)

@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"culvert/gateway/gather"
 	"culvert/gateway/node/services"
 )
 
@@ -23,6 +24,10 @@ func runKube(context.Context, *kubeFlags) error { return errNoPeerings }
 
 func (p *nodePeerings) run(context.Context, *nodeKube, *linkStatus, func(context.Context) error) error {
 	return errNoPeerings
+}
+
+func gatherClusters(context.Context, *gather.Archive, string, []string) error {
+	return errors.New("--context: this culvert was built with the tag nokube; build it without")
 }
 
 // kubeCommands returns the commands that need Kubernetes.

@@ -13,7 +13,7 @@ func newRootCommand() *cobra.Command {
 		newKeygenCommand(), newIPAMCommand(),
 		newStatusCommand(), newConnectionsCommand(), newTraceCommand(), newCaptureCommand(), newReloadCommand(),
 		newRulesCommand(), newRoutesCommand(),
-		newPageCommand(), newDoctorCommand(), cli.NewVersionCommand("culvert"), newConfigTopic())
+		newPageCommand(), newDoctorCommand(), newGatherCommand(), cli.NewVersionCommand("culvert"), newConfigTopic())
 	return cli.New("culvert", "Carry pod traffic between Kubernetes clusters in user space", examples, commands...)
 }
 

@@ -16,14 +16,21 @@ import (
 
 func newStatusCommand() *cobra.Command {
 	var watch bool
+	var from string
 	c := newClientCommand(&cobra.Command{
 		Use:   "status",
 		Short: "Show the state of a running gateway or node: tunnel, nodes, Services, connections, drops",
 		Args:  cobra.NoArgs,
 	}, "text", "json", "yaml")
+	c.Flags().StringVar(&from, "from", "", "show all gateways and nodes of an archive `FILE` of culvert gather")
 	c.Flags().BoolVarP(&watch, "watch", "w", false,
 		"update every second until interrupted; with -o json, one line each time")
+	c.MarkFlagsMutuallyExclusive("from", "watch")
+	c.MarkFlagsMutuallyExclusive("from", "socket")
 	c.RunE = func(*cobra.Command, []string) error {
+		if from != "" {
+			return c.gathered(from)
+		}
 		draw, err := c.drawer(watch)
 		if err != nil {
 			return err

@@ -99,23 +99,31 @@ func FindNode(ctx context.Context, name string) (*Client, error) {
 		c := NewClient(name)
 		return c, c.alive(ctx)
 	}
-	var running []*Client
-	var names []string
-	for _, dir := range slices.Compact([]string{"/run", runtimeDirectory()}) {
-		found, _ := filepath.Glob(filepath.Join(dir, nodeFolder, "*.sock")) // the pattern is good
-		for _, path := range found {
-			if c := NewClient(path); (name == "" || filepath.Base(path) == name+".sock") && c.alive(ctx) == nil {
-				running, names = append(running, c), append(names, path)
-			}
-		}
-	}
+	running := RunningNodes(ctx, name)
 	switch len(running) {
 	case 0:
 		return nil, errors.New("no node of this user serves Services or has links here")
 	case 1:
 		return running[0], nil
 	}
+	var names []string
+	for _, c := range running {
+		names = append(names, c.Path)
+	}
 	return nil, fmt.Errorf("--socket: %d nodes run here; choose one: %s", len(running), strings.Join(names, ", "))
+}
+
+// RunningNodes returns a Client for each node called name; "" means all running ones.
+func RunningNodes(ctx context.Context, name string) (running []*Client) {
+	for _, dir := range slices.Compact([]string{"/run", runtimeDirectory()}) {
+		found, _ := filepath.Glob(filepath.Join(dir, nodeFolder, "*.sock")) // the pattern is good
+		for _, path := range found {
+			if c := NewClient(path); (name == "" || filepath.Base(path) == name+".sock") && c.alive(ctx) == nil {
+				running = append(running, c)
+			}
+		}
+	}
+	return running
 }
 
 // Node requests the node's status.
