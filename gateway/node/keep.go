@@ -87,24 +87,16 @@ func (l *tunLink) keep() error {
 }
 
 // removeOthers removes addresses of a link and routes through it that its configuration does not
-// have.
-func removeOthers(l netlink.Link, addresses []netlink.Addr, routes []netlink.Route) error {
-	var errs []error
-	have, err := rtnl.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index},
-			netlink.RT_FILTER_OIF)
-	})
-	errs = append(errs, err)
-	for _, r := range have {
-		wanted := slices.ContainsFunc(routes, func(w netlink.Route) bool { return r.Dst.String() == w.Dst.String() })
-		if !wanted && r.Protocol == unix.RTPROT_BOOT { // the kernel's own come and go with addresses
-			errs = append(errs, netlink.RouteDel(&r))
-		}
+// have. The kernel's own routes come and go with addresses.
+func (c *Config) removeOthers(l netlink.Link, table, routes []netlink.Route) error {
+	mine := func(r *netlink.Route) bool {
+		return r.LinkIndex == l.Attrs().Index && r.Protocol == unix.RTPROT_BOOT
 	}
+	errs := []error{rtnl.Prune(table, routes, mine, netlink.RouteDel)}
 	had, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 	errs = append(errs, err)
 	for _, a := range had {
-		wanted := slices.ContainsFunc(addresses, func(w netlink.Addr) bool {
+		wanted := slices.ContainsFunc(c.addresses(), func(w netlink.Addr) bool {
 			return a.IPNet.String() == w.IPNet.String()
 		})
 		if !wanted && a.Scope == unix.RT_SCOPE_UNIVERSE {

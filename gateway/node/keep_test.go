@@ -35,7 +35,7 @@ func (w *losses) of(t *testing.T, index int) (lost []string) {
 	mark := netlink.NewVeth(netlink.NewLinkAttrs())
 	mark.Name, mark.PeerName = "mark0", "mark1"
 	need.NoError(t, netlink.LinkAdd(mark))
-	route := &netlink.Route{LinkIndex: up(t, "mark0").Attrs().Index, Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24"))}
+	route := &netlink.Route{LinkIndex: up(t, "mark0").Attrs().Index, Dst: rtnl.IPNet(netip.MustParsePrefix("192.0.2.0/24"))}
 	need.NoError(t, netlink.RouteAdd(route))
 	need.NoError(t, netlink.RouteDel(route))
 	need.NoError(t, netlink.LinkDel(mark))
@@ -189,7 +189,7 @@ func TestRefusalSparesKeptLink(t *testing.T) {
 	stop := start(t, c)
 	need.NoError(t, stop())
 	index := indexOf(t, c.Interface)
-	taken := &netlink.Route{LinkIndex: indexOf(t, "ul0"), Dst: ipNet(netip.MustParsePrefix("10.98.0.0/16"))}
+	taken := &netlink.Route{LinkIndex: indexOf(t, "ul0"), Dst: rtnl.IPNet(netip.MustParsePrefix("10.98.0.0/16"))}
 	need.NoError(t, netlink.RouteAdd(taken))
 	routes := c.Routes
 	c.Routes = append(slices.Clone(routes), netip.MustParsePrefix("10.98.0.0/16"))
@@ -211,7 +211,7 @@ func TestKeptLinkOfOtherUnderlay(t *testing.T) {
 			c := testConfig(t, mode)
 			c.KeepLinks = true
 			need.NoError(t, start(t, c)())
-			address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("fd18::2/64")), Flags: unix.IFA_F_NODAD}
+			address := &netlink.Addr{IPNet: rtnl.IPNet(netip.MustParsePrefix("fd18::2/64")), Flags: unix.IFA_F_NODAD}
 			need.NoError(t, netlink.AddrAdd(up(t, "ul0"), address))
 			c.Underlay, c.Gateway, c.KeepLinks = netip.MustParseAddr("fd18::2"), "fd18::9", true
 			stop := start(t, c)

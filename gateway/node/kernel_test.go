@@ -37,7 +37,7 @@ func testConfigOf(t *testing.T, mode Mode, file string) *Config {
 		}
 	})
 	up(t, "ul1")
-	need.NoError(t, netlink.AddrAdd(up(t, "ul0"), &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}))
+	need.NoError(t, netlink.AddrAdd(up(t, "ul0"), &netlink.Addr{IPNet: rtnl.IPNet(netip.MustParsePrefix("172.18.0.2/24"))}))
 	c, err := parseConfig([]byte(strings.Replace(file, "auto", string(mode), 1)))
 	need.NoError(t, err)
 	return c
@@ -289,7 +289,7 @@ func TestRefusalsLeaveNothing(t *testing.T) {
 		c := testConfig(t, VXLAN)
 		ul, err := netlink.LinkByName("ul0")
 		need.NoError(t, err)
-		taken := &netlink.Route{LinkIndex: ul.Attrs().Index, Dst: ipNet(c.Routes[1])}
+		taken := &netlink.Route{LinkIndex: ul.Attrs().Index, Dst: rtnl.IPNet(c.Routes[1])}
 		need.NoError(t, netlink.RouteAdd(taken))
 		requireRefusal(t, c, "routes: this node has another route to 10.71.0.0/16")
 		if err := netlink.RouteDel(taken); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -23,11 +24,13 @@ func awaitRoutes(t *testing.T, c *Config) {
 	t.Helper()
 	l, err := netlink.LinkByName(c.Interface)
 	need.NoError(t, err)
-	_, routes := c.belongings(l.Attrs().Index)
+	routes := c.way(l.Attrs().Index).Routes()
 	need.Eventually(t, 5*time.Second, "the routes are there", func() error {
-		lacks, err := lacking(routes)
-		if err == nil && len(lacks) > 0 {
-			err = fmt.Errorf("%+v are missing", lacks)
+		table, err := c.table()
+		for _, r := range routes {
+			if err == nil && (!rtnl.HasRoute(table, &r) || instead(&r, table) != "") {
+				err = fmt.Errorf("%v is missing", r)
+			}
 		}
 		return err
 	})
@@ -66,8 +69,7 @@ func TestRoutesComeBack(t *testing.T) {
 	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	l, err := netlink.LinkByName(c.Interface)
 	need.NoError(t, err)
-	_, routes := c.belongings(l.Attrs().Index)
-	for _, r := range routes {
+	for _, r := range c.way(l.Attrs().Index).Routes() {
 		if err := netlink.RouteDel(&r); err != nil {
 			t.Fatal(r, err)
 		}
@@ -86,10 +88,10 @@ func TestRoutesComeBack(t *testing.T) {
 		t.Errorf("addresses %v, %v; want %s back", have, err, c.Address.V6)
 	}
 
-	other := &netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.61.0.0/16")), Gw: net.IPv4(172, 18, 0, 7)}
+	other := &netlink.Route{Dst: rtnl.IPNet(netip.MustParsePrefix("10.61.0.0/16")), Gw: net.IPv4(172, 18, 0, 7)}
 	need.NoError(t, netlink.RouteReplace(other))
 	says("routes of this node do not lead to the gateway",
-		"routes: packets to 10.61.0.0/16 take another route, 10.61.0.0/16 via 172.18.0.7 dev ul0; remove it or leave it out here: ip route del 10.61.0.0/16 via 172.18.0.7 dev ul0")
+		"routes: this node has another route to 10.61.0.0/16 via 172.18.0.7 dev ul0; remove it or leave it out here: ip route del 10.61.0.0/16 via 172.18.0.7 dev ul0")
 	need.NoError(t, netlink.RouteDel(other))
 	awaitRoutes(t, c)
 	without := *other
@@ -121,7 +123,7 @@ func TestCheckRoutes(t *testing.T) {
 		}
 	}
 	check(-1)
-	other := &netlink.Route{Dst: ipNet(c.Routes[0]), Gw: net.IPv4(172, 18, 0, 7)}
+	other := &netlink.Route{Dst: rtnl.IPNet(c.Routes[0]), Gw: net.IPv4(172, 18, 0, 7)}
 	need.NoError(t, netlink.RouteAdd(other))
 	inTheWay := "routes[0]: the kernel has another route, 10.61.0.0/16 via 172.18.0.7 dev ul0; remove it or leave this one out: ip route del 10.61.0.0/16 via 172.18.0.7 dev ul0"
 	check(-1, inTheWay)
@@ -132,7 +134,7 @@ func TestCheckRoutes(t *testing.T) {
 	need.NoError(t, err)
 	defer netlink.LinkDel(l)
 	check(2)
-	need.NoError(t, netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(c.Routes[1])}))
+	need.NoError(t, netlink.RouteDel(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: rtnl.IPNet(c.Routes[1])}))
 	check(1,
 		"routes[1]: the kernel has no route to 10.71.0.0/16; a running culvert node puts it back within 5 s, so start it")
 	need.NoError(t, netlink.RouteReplace(other))

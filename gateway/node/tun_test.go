@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
 	"culvert/integration/need"
@@ -25,7 +26,7 @@ func gatewayUnderlay(t *testing.T, underlay string) netip.Addr {
 	t.Helper()
 	address := netip.MustParseAddr(underlay)
 	lo := up(t, "lo")
-	a := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(address, 32))}
+	a := &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(address, 32))}
 	need.NoError(t, netlink.AddrAdd(lo, a))
 	t.Cleanup(func() {
 		if err := netlink.AddrDel(lo, a); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 	"github.com/vishvananda/netlink"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -19,7 +20,7 @@ func TestWarnings(t *testing.T) {
 	underlay := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "under0", MTU: 1390}, PeerName: "under1"}
 	need.NoError(t, netlink.LinkAdd(underlay))
 	t.Cleanup(func() { netlink.LinkDel(underlay) })
-	address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.18.0.2/24"))}
+	address := &netlink.Addr{IPNet: rtnl.IPNet(netip.MustParsePrefix("172.18.0.2/24"))}
 	address.IP = address.IP.To4()
 	address.IP[3] = 2
 	for _, err := range []error{netlink.AddrAdd(underlay, address), netlink.LinkSetUp(underlay)} {

@@ -76,14 +76,10 @@ func guards(tunnels []Tunnel, f *family) (all []rule) {
 
 // uplinks returns the devices of default routes, which never lead to pods.
 func (f *family) uplinks() (all []int, err error) {
-	table, err := rtnl.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(f.netlink, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
-	})
+	table, err := rtnl.MainTable(f.netlink)
 	for _, r := range table {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones > 0 {
-				continue
-			}
+		if rtnl.PrefixOf(&r).Bits() > 0 {
+			continue
 		}
 		all = append(all, r.LinkIndex)
 		for _, hop := range r.MultiPath {

@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,8 +22,7 @@ const (
 	// Protocol is the number of the routes of this package (rtnetlink's rtm_protocol).
 	Protocol = 0x63
 
-	checkInterval = 5 * time.Second        // between two looks at the kernel if it reports no change
-	settleTime    = 100 * time.Millisecond // how long to wait for more changes after one
+	checkInterval = 5 * time.Second // between two looks at the kernel if it reports no change
 )
 
 // A Peer is another cluster as this node sees it.
@@ -52,7 +50,7 @@ type Status struct {
 // A Keeper keeps a node's routes to other clusters.
 type Keeper struct {
 	log  logrus.FieldLogger
-	wake chan struct{}
+	loop rtnl.Loop
 
 	mu      sync.Mutex
 	desired []Peer   // +checklocks:mu
@@ -78,7 +76,7 @@ type Keeper struct {
 
 // New returns a Keeper, which is inactive until Run.
 func New(log logrus.FieldLogger) *Keeper {
-	return &Keeper{log: log, wake: make(chan struct{}, 1), dropped: map[string]uint64{}, table: keepTables,
+	return &Keeper{log: log, loop: rtnl.NewLoop(), dropped: map[string]uint64{}, table: keepTables,
 		list: mainTable, remove: netlink.RouteDel}
 }
 
@@ -99,12 +97,7 @@ func (k *Keeper) Apply(peers []Peer) {
 }
 
 // Look makes Run compare the kernel with the desired state, for example when a link has appeared.
-func (k *Keeper) Look() {
-	select {
-	case k.wake <- struct{}{}:
-	default:
-	}
-}
+func (k *Keeper) Look() { k.loop.Wake() }
 
 // Run makes the kernel follow the desired state until ctx is done. Routes and the exception stay.
 // It calls report whenever a Status changes.
@@ -117,22 +110,10 @@ func (k *Keeper) Run(ctx context.Context, report func([]Status)) {
 			k.log.WithError(err).Debug("meanwhile, routes are compared every few seconds")
 		})
 	})
-	tick := time.NewTicker(checkInterval)
-	defer tick.Stop()
-	for {
+	k.loop.Run(ctx, checkInterval, func() (mended bool) {
 		k.reconcile(report)
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		case <-k.wake:
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(settleTime):
-			}
-		}
-	}
+		return false // every route may be a desired change
+	})
 }
 
 // reconcile makes the kernel match the desired state.
@@ -183,125 +164,83 @@ func (k *Keeper) logFailure(err error) {
 // returns a Status for each Peer, and the packets to except from masquerade. The error is about
 // routes that belong to no Peer.
 func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pairs []pair, err error) {
-	keep := map[string]bool{}
+	var keep []netlink.Route
 	for i := range desired {
 		p := &desired[i]
-		wanted, led, err := p.routes(table)
-		carried := len(wanted) > 0
-		for _, r := range wanted {
-			if keep[key(&r)] = true; !carried || has(table, &r) {
-				continue
-			}
-			if e := netlink.RouteReplace(&r); e != nil {
-				carried, err = false, fmt.Errorf("add a route to %s through %s: %w", r.Dst, p.Link, e)
-			}
-		}
+		have, err := p.keep(table)
+		keep = append(keep, have...)
 		all = append(all, Status{Name: p.Name, Err: err})
-		if carried {
-			for _, l := range p.Local {
-				for _, r := range led {
-					pairs = append(pairs, pair{from: l, to: r}, pair{from: r, to: l})
-				}
-				for _, s := range p.Services {
-					if x := (pair{from: l, to: s}); !slices.Contains(pairs, x) {
-						pairs = append(pairs, x)
-					}
+		if len(have) == 0 {
+			continue
+		}
+		for _, l := range p.Local {
+			for _, r := range have {
+				if to := rtnl.PrefixOf(&r); r.Gw != nil {
+					pairs = append(pairs, pair{from: l, to: to}, pair{from: to, to: l})
 				}
 			}
-			if p.Pod.IsValid() {
-				pairs = append(pairs, pair{netip.PrefixFrom(p.Pod, p.Pod.BitLen()),
-					netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
+			for _, s := range p.Services {
+				if x := (pair{from: l, to: s}); !slices.Contains(pairs, x) {
+					pairs = append(pairs, x)
+				}
 			}
 		}
-	}
-	for _, r := range table {
-		if r.Protocol == Protocol && !keep[key(&r)] {
-			if e := k.remove(&r); e != nil && !errors.Is(e, unix.ESRCH) {
-				err = errors.Join(err, fmt.Errorf("remove the route to %s, which is no longer wanted: %w", r.Dst, e))
-			}
+		if p.Pod.IsValid() {
+			pairs = append(pairs, pair{netip.PrefixFrom(p.Pod, p.Pod.BitLen()),
+				netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
 		}
 	}
-	return all, pairs, err
+	mine := func(r *netlink.Route) bool { return r.Protocol == Protocol }
+	return all, pairs, rtnl.Prune(table, keep, mine, k.remove)
 }
 
-// key returns equal values for equal routes.
-func key(r *netlink.Route) string { return fmt.Sprint(r.Dst, " ", r.Gw, " ", r.LinkIndex) }
-
-// has reports whether a table has a route of this package.
-func has(table []netlink.Route, r *netlink.Route) bool {
-	return slices.ContainsFunc(table, func(have netlink.Route) bool {
-		return have.Protocol == Protocol && key(&have) == key(r)
-	})
-}
-
-// mainTable returns the kernel's IPv4 routes of the main table, without default routes.
-func mainTable() (all []netlink.Route, err error) {
-	table, err := rtnl.List(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN},
-			netlink.RT_FILTER_TABLE)
-	})
+// mainTable returns the kernel's IPv4 routes of the main table.
+func mainTable() ([]netlink.Route, error) {
+	table, err := rtnl.MainTable(netlink.FAMILY_V4)
 	if err != nil {
 		return nil, fmt.Errorf("remote: read the kernel's routes: %w", err)
 	}
-	return slices.DeleteFunc(table, func(r netlink.Route) bool {
-		if r.Dst == nil {
-			return true
-		}
-		ones, _ := r.Dst.Mask.Size()
-		return ones == 0
-	}), nil
+	return table, nil
 }
 
-// routes returns the routes of a Peer, and the remote CIDRs to which they lead. err says which CIDR
-// this node reaches in another way. A Peer that is new then gets no route; one that has routes
-// keeps them, and gets no new one to such a CIDR.
-func (p *Peer) routes(table []netlink.Route) (all []netlink.Route, led []netip.Prefix, err error) {
+// keep makes the routes of a Peer, and returns those that are there. err says which CIDR this node
+// reaches in another way, or what else is wrong.
+func (p *Peer) keep(table []netlink.Route) (have []netlink.Route, err error) {
 	link, err := netlink.LinkByName(p.Link)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, nil, fmt.Errorf("there is no link %s yet", p.Link)
+		return nil, fmt.Errorf("there is no link %s yet", p.Link)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("look for %s: %w", p.Link, err)
+		return nil, fmt.Errorf("look for %s: %w", p.Link, err)
 	}
 	if link.Attrs().Flags&net.FlagUp == 0 {
-		return nil, nil, fmt.Errorf("link %s is down", p.Link)
+		return nil, fmt.Errorf("link %s is down", p.Link)
 	}
-	index, gateway := link.Attrs().Index, ipNet(netip.PrefixFrom(p.Gateway, p.Gateway.BitLen()))
-	all = append(all, netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: gateway, Protocol: Protocol,
-		Table: unix.RT_TABLE_MAIN})
-	for _, c := range p.Remote {
-		r := netlink.Route{
-			LinkIndex: index, Dst: ipNet(c), Gw: p.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
-			Protocol: Protocol, Table: unix.RT_TABLE_MAIN,
-		}
-		if why := conflict(c, table); why != nil {
-			err = cmp.Or(err, why)
-			if !has(table, &r) {
-				continue
-			}
-		}
-		all, led = append(all, r), append(led, c)
-	}
+	w := rtnl.Way{Link: p.Link, Index: link.Attrs().Index, Gateways: []netip.Addr{p.Gateway}, To: p.Remote,
+		Protocol: Protocol, Taken: conflict}
+	have, _, errs := w.Keep(table)
 	switch {
-	case err == nil:
-	case !has(table, &all[0]):
-		return nil, nil, err
-	case len(led) == len(p.Remote):
-		err = fmt.Errorf("%w; meanwhile this node keeps the route", err)
-	default:
-		err = fmt.Errorf("%w; meanwhile this node goes on with the rest", err)
+	case len(errs) == 0:
+		return have, nil
+	case len(have) == 0:
+		return nil, errs[0]
+	case len(have) == len(w.Routes()):
+		return have, fmt.Errorf("%w; meanwhile this node keeps the route", errs[0])
 	}
-	return all, led, err
+	return have, fmt.Errorf("%w; meanwhile this node goes on with the rest", errs[0])
 }
 
-// conflict returns why a prefix of another cluster may not be routed: this node has another
-// program's route to addresses in it, or is itself in a network that overlaps it.
-func conflict(c netip.Prefix, table []netlink.Route) error {
+// conflict returns why another cluster's prefix may not be routed: this node has another program's
+// route to addresses in it, or is itself in a network that overlaps it.
+func conflict(want *netlink.Route, table []netlink.Route) error {
+	if want.Gw == nil {
+		return nil // the route to the gateway
+	}
+	c := rtnl.PrefixOf(want)
 	for _, r := range table {
-		to, _ := netip.AddrFromSlice(r.Dst.IP.To4())
-		ones, _ := r.Dst.Mask.Size()
-		other := netip.PrefixFrom(to, ones)
-		if r.Protocol == Protocol || !other.Overlaps(c) || other.Bits() < c.Bits() && r.Scope != netlink.SCOPE_LINK {
+		other := rtnl.PrefixOf(&r)
+		if r.Protocol == Protocol || other.Bits() <= 0 || !other.Overlaps(c) ||
+			other.Bits() < c.Bits() && r.Scope != netlink.SCOPE_LINK {
 			continue
 		}
 		return fmt.Errorf(
@@ -309,10 +248,6 @@ func conflict(c netip.Prefix, table []netlink.Route) error {
 			c, rtnl.Describe(&r))
 	}
 	return nil
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 // SourceTo returns the address from which this node sends to another.

@@ -282,9 +282,9 @@ func TestOthersRoutes(t *testing.T) {
 	via, err := netlink.LinkByName("eth0")
 	need.NoError(t, err)
 	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index,
-		Dst: ipNet(netip.MustParsePrefix("10.99.0.0/16")), Gw: []byte{10, 61, 7, 1}}))
+		Dst: rtnl.IPNet(netip.MustParsePrefix("10.99.0.0/16")), Gw: []byte{10, 61, 7, 1}}))
 	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: via.Attrs().Index,
-		Dst: ipNet(netip.MustParsePrefix("10.96.0.0/12")), Gw: []byte{10, 61, 7, 1}}))
+		Dst: rtnl.IPNet(netip.MustParsePrefix("10.96.0.0/12")), Gw: []byte{10, 61, 7, 1}}))
 	k := run(t)
 	for _, c := range []struct{ remote, want string }{
 		{"10.61.0.0/16", "10.61.0.0/16 overlaps 10.61.7.0/24 dev eth0"},
@@ -338,7 +338,7 @@ func TestOthersRoutesLater(t *testing.T) {
 	wantRoutes(t, milanRoutes...)
 
 	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index,
-		Dst: ipNet(netip.MustParsePrefix("10.61.8.0/24")), Scope: netlink.SCOPE_LINK}))
+		Dst: rtnl.IPNet(netip.MustParsePrefix("10.61.8.0/24")), Scope: netlink.SCOPE_LINK}))
 	k.says(t, "10.61.0.0/16 overlaps 10.61.8.0/24 dev eth0, to which this node has a route of its own; choose a remap that "+
 		"no node routes elsewhere; meanwhile this node keeps the route")
 	wantRoutes(t, milanRoutes...)
@@ -385,7 +385,7 @@ func TestFailuresAreLogged(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	k := New(log)
 	k.table = func([]pair, []Tunnel) (map[string]uint64, error) { return nil, nil }
-	stale := netlink.Route{Dst: ipNet(netip.MustParsePrefix("10.61.0.0/16")), Protocol: Protocol}
+	stale := netlink.Route{Dst: rtnl.IPNet(netip.MustParsePrefix("10.61.0.0/16")), Protocol: Protocol}
 	var list, remove error
 	k.list = func() ([]netlink.Route, error) { return []netlink.Route{stale}, list }
 	k.remove = func(*netlink.Route) error { return remove }

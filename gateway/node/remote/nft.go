@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
 )
 
 // Table is the name of the nftables tables of families ip and ip6.
@@ -171,7 +173,7 @@ func (f *family) keep(want []rule, counted map[string]uint64) (changed bool, err
 // never ends by itself. If the kernel refuses, connections in use keep their translation.
 func forget(p pair) {
 	f := &netlink.ConntrackFilter{}
-	if errors.Join(f.AddIPNet(netlink.ConntrackOrigSrcIP, ipNet(p.from)), f.AddProtocol(unix.IPPROTO_UDP),
+	if errors.Join(f.AddIPNet(netlink.ConntrackOrigSrcIP, rtnl.IPNet(p.from)), f.AddProtocol(unix.IPPROTO_UDP),
 		f.AddPort(netlink.ConntrackOrigDstPort, p.udp)) == nil {
 		netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f)
 	}

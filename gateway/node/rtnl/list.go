@@ -1,6 +1,7 @@
 // Package rtnl is what a node's parts ask its kernel in common: lists that may change while they
-// are read, reports of changes, TUN devices that outlive their process, and who holds a device, a
-// port or a name. It formats routes, and distinguishes new failures from repeated ones.
+// are read, reports of changes and when to look again, routes through a link, TUN devices that
+// outlive their process, and who holds a device, a port or a name. It distinguishes new failures
+// from repeated ones.
 package rtnl
 
 import (

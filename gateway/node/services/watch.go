@@ -18,65 +18,36 @@ import (
 )
 
 const (
-	quietTime = 100 * time.Millisecond // to collect further changes after somebody else's
-	mendPause = time.Second            // after changes were undone, because somebody may repeat them
-	tellPause = time.Minute            // between two log lines about them
-	retryTime = 10 * time.Second       // after what could not be restored, and without reports of changes
+	tellPause = time.Minute      // between two log lines about restored rules and routes
+	retryTime = 10 * time.Second // after what could not be restored, and without reports of changes
 )
 
 // watch restores rules and routes to the device that others remove, and follows the addresses of
 // this machine, until ctx is done.
 func (s *Server) watch(ctx context.Context) {
-	changed := make(chan struct{}, 1)
+	loop := rtnl.NewLoop()
 	var hearing sync.WaitGroup
 	defer hearing.Wait()
-	hearing.Go(func() { s.listen(ctx, changed) })
-	poll := time.NewTicker(retryTime)
-	defer poll.Stop()
-	timer := time.NewTimer(quietTime) // for changes since New
-	defer timer.Stop()
-	settling := true
+	hearing.Go(func() { s.listen(ctx, loop.Wake) })
 	var failure rtnl.Failure
-	var mended, told time.Time
+	var told time.Time
 	changes := 0 // not logged yet
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-			if !settling {
-				timer.Reset(max(quietTime, time.Until(mended.Add(mendPause))))
-			}
-			settling = true
-			continue
-		case <-poll.C:
-			if settling {
-				continue // the timer handles it
-			}
-		case <-timer.C:
-		}
-		settling = false
+	loop.Run(ctx, retryTime, func() (mended bool) {
 		back, err := s.mend(ctx)
 		if ctx.Err() != nil {
-			return
+			return false
 		}
 		s.fault.Store(text(err)) // before the log, so that the status already shows what the log says
 		if failure.Changed(err) {
 			s.logMend(err)
 		}
-		if err != nil {
-			timer.Reset(retryTime)
+		if changes += back; back > 0 && time.Since(told) >= tellPause {
+			s.log.WithField("changes", changes).Warn(
+				"another program has changed rules or routes that lead to services: they are restored")
+			told, changes = time.Now(), 0
 		}
-		if back > 0 {
-			mended = time.Now()
-			if changes += back; mended.Sub(told) >= tellPause {
-				s.log.WithField("changes",
-					changes).Warn(
-					"another program has changed rules or routes that lead to services: they are restored")
-				told, changes = mended, 0
-			}
-		}
-	}
+		return back > 0
+	})
 }
 
 // logMend logs a new outcome of mend.
@@ -99,16 +70,13 @@ func text(err error) *string {
 
 // listen tells of changes that may affect this server, until ctx is done. While the kernel reports
 // none, watch checks every retryTime, and the health check fails.
-func (s *Server) listen(ctx context.Context, changed chan<- struct{}) {
+func (s *Server) listen(ctx context.Context, wake func()) {
 	groups := []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
 		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE}
 	concerns := func(m syscall.NetlinkMessage) bool { return steer.Concerns(m, s.index) }
 	tell := func() {
 		s.deaf.Store(nil)
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
+		wake()
 	}
 	rtnl.Listen(ctx, groups, concerns, tell, func(err error) {
 		err = fmt.Errorf("services: %w", err)

@@ -29,7 +29,7 @@ func TestDeaf(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan struct{}, 1)
 	var listening sync.WaitGroup
-	listening.Go(func() { s.listen(ctx, changed) })
+	listening.Go(func() { s.listen(ctx, func() { changed <- struct{}{} }) })
 	<-changed
 	need.BreakNetlink(t, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)

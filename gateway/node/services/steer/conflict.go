@@ -27,7 +27,7 @@ func (s *Steering) Conflicts(p *Plan) error {
 	var hops map[netip.Addr]bool
 	var others map[string]bool
 	for _, to := range slices.Concat(p.Routes, p.Answered) {
-		dst := ipNet(to)
+		dst := rtnl.IPNet(to)
 		if there[dst.String()] || !slices.Contains(s.families, familyOf(to)) {
 			continue
 		}

@@ -24,7 +24,7 @@ const deviceGroup = 0x63756c76 // "culv"
 var DummyAddress = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
 func addressDevice(l netlink.Link) error {
-	a := &netlink.Addr{IPNet: ipNet(Host(DummyAddress)), Scope: unix.RT_SCOPE_HOST}
+	a := &netlink.Addr{IPNet: rtnl.IPNet(Host(DummyAddress)), Scope: unix.RT_SCOPE_HOST}
 	if err := netlink.AddrReplace(l, a); err != nil {
 		return fmt.Errorf("services: give %s the address %s: %w", l.Attrs().Name, DummyAddress, err)
 	}

@@ -3,11 +3,12 @@ package steer
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
 )
 
 // over returns a rule by which packets from the device jump to a later rule.
@@ -34,10 +35,10 @@ func (s *Match) rule(priority int) netlink.Rule {
 		r.Sport = netlink.NewRulePortRange(s.Ends.First, s.Ends.Last)
 	}
 	if s.From.IsValid() {
-		r.Src = ipNet(s.From)
+		r.Src = rtnl.IPNet(s.From)
 	}
 	if s.To.IsValid() {
-		r.Dst = ipNet(s.To)
+		r.Dst = rtnl.IPNet(s.To)
 	}
 	return *r
 }
@@ -77,7 +78,7 @@ func probe() netlink.Rule {
 	r := netlink.NewRule()
 	r.Family, r.Priority, r.Table, r.Protocol, r.IPProto = unix.AF_INET6, priorityProbe, unix.RT_TABLE_LOCAL, lasting,
 		unix.IPPROTO_ICMPV6
-	r.Src = ipNet(netip.MustParsePrefix("fe80::/10"))
+	r.Src = rtnl.IPNet(netip.MustParsePrefix("fe80::/10"))
 	return *r
 }
 
@@ -104,8 +105,4 @@ func familyOf(p netip.Prefix) int {
 		return unix.AF_INET
 	}
 	return unix.AF_INET6
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -255,7 +255,7 @@ func (s *Steering) wantedRoutes(p *Plan, sources func(family int) net.IP) (route
 	route := func(table int, to netip.Prefix) netlink.Route {
 		family := familyOf(to)
 		return netlink.Route{Family: family, LinkIndex: s.index, Table: table, Protocol: lasting, Src: sources(family),
-			Dst: ipNet(to)}
+			Dst: rtnl.IPNet(to)}
 	}
 	for _, family := range s.families {
 		routes = append(routes, route(tableID, all(family)))

@@ -43,7 +43,7 @@ func addLink(t *testing.T, name string) int {
 	link.PeerName = name + "peer"
 	need.NoError(t, netlink.LinkAdd(link))
 	for _, a := range []string{"172.18.0.2/24", "172.18.0.22/24"} {
-		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix(a))}))
+		need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: rtnl.IPNet(netip.MustParsePrefix(a))}))
 	}
 	return link.Attrs().Index
 }
@@ -131,7 +131,7 @@ func TestOthersMovedTheLocalTable(t *testing.T) {
 			for _, priority := range []int{priorityOn, priorityEnd} {
 				r := netlink.NewRule()
 				r.Family, r.Priority, r.Table, r.Src = unix.AF_INET, priority, 77,
-					ipNet(netip.MustParsePrefix("10.99.0.0/16"))
+					rtnl.IPNet(netip.MustParsePrefix("10.99.0.0/16"))
 				need.NoError(t, netlink.RuleAdd(r))
 			}
 			before := kernelRules(t)
@@ -203,7 +203,7 @@ func TestRouter(t *testing.T) {
 	index := inNamespace(t)
 	for _, r := range []netlink.Route{
 		{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.1").AsSlice()},
-		{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), MultiPath: []*netlink.NexthopInfo{
+		{Dst: rtnl.IPNet(netip.MustParsePrefix("192.0.2.0/24")), MultiPath: []*netlink.NexthopInfo{
 			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.7").AsSlice()},
 			{LinkIndex: index, Gw: netip.MustParseAddr("172.18.0.8").AsSlice()},
 		}},
@@ -337,7 +337,7 @@ func TestTakenChangesNothing(t *testing.T) {
 		t.Errorf("what is there already: %v", err)
 	}
 	other := &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_MAIN,
-		Dst: ipNet(netip.MustParsePrefix("203.0.113.77/32"))}
+		Dst: rtnl.IPNet(netip.MustParsePrefix("203.0.113.77/32"))}
 	need.NoError(t, netlink.RouteAdd(other))
 	before, made := kernelRules(t), s.Made
 	next := *p
@@ -359,8 +359,8 @@ func TestSpare(t *testing.T) {
 	lb := netip.MustParsePrefix("203.0.113.7/32")
 	spare := map[netip.Prefix]bool{lb: true}
 	var conflicts ConflictError
-	conflicts.add(ipNet(lb), spare)
-	if conflicts.add(ipNet(netip.MustParsePrefix("203.0.113.8/32")), spare); len(conflicts.Addresses) != 1 {
+	conflicts.add(rtnl.IPNet(lb), spare)
+	if conflicts.add(rtnl.IPNet(netip.MustParsePrefix("203.0.113.8/32")), spare); len(conflicts.Addresses) != 1 {
 		t.Errorf("conflicts: %v", conflicts.Addresses)
 	}
 }
