@@ -45,6 +45,16 @@ type Tunnel struct {
 // A Pair is the addresses of one host; the zero Addr is none of a family.
 type Pair struct{ V4, V6 netip.Addr }
 
+// All returns the addresses of p, IPv4 first.
+func (p Pair) All() (all []netip.Addr) {
+	for _, a := range []netip.Addr{p.V4, p.V6} {
+		if a.IsValid() {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 // validate returns the faults of t.
 func (t *Tunnel) validate() error {
 	var errs []error

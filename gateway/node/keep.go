@@ -1,15 +1,11 @@
 package node
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
-	"culvert/gateway/node/carry"
 	"culvert/gateway/node/rtnl"
 )
 
@@ -56,9 +52,6 @@ func takeLink(c *Config, kind Mode, remote netip.Addr) (link, error) {
 	if err := l.setRemote(remote); err != nil {
 		return nil, err
 	}
-	if err := netlink.LinkSetMTU(found, c.MTU); err != nil {
-		return nil, fmt.Errorf("mtu: set %d of %s: %w", c.MTU, c.Interface, err)
-	}
 	if err := l.start(); err != nil {
 		return nil, linkError(c, kind, err)
 	}
@@ -71,40 +64,10 @@ func (l *kernelLink) keep() error {
 	return nil
 }
 
-// keep implements link. The group is set first, so that a crash leaves no device without it.
+// keep implements link.
 func (l *tunLink) keep() error {
-	made, err := netlink.LinkByName(l.config.Interface)
-	if err == nil {
-		err = netlink.LinkSetGroup(made, linkGroup)
-	}
-	if err == nil {
-		err = carry.Persist(l.device)
-	}
-	if err != nil {
+	if err := rtnl.KeepTUN(l.device.File(), l.config.Interface, linkGroup, true); err != nil {
 		return fmt.Errorf("keepLinks: keep %s: %w", l.config.Interface, err)
-	}
-	return nil
-}
-
-// removeOthers removes addresses of a link and routes through it that its configuration does not
-// have. The kernel's own routes come and go with addresses.
-func (c *Config) removeOthers(l netlink.Link, table, routes []netlink.Route) error {
-	mine := func(r *netlink.Route) bool {
-		return r.LinkIndex == l.Attrs().Index && r.Protocol == unix.RTPROT_BOOT
-	}
-	errs := []error{rtnl.Prune(table, routes, mine, netlink.RouteDel)}
-	had, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
-	errs = append(errs, err)
-	for _, a := range had {
-		wanted := slices.ContainsFunc(c.addresses(), func(w netlink.Addr) bool {
-			return a.IPNet.String() == w.IPNet.String()
-		})
-		if !wanted && a.Scope == unix.RT_SCOPE_UNIVERSE {
-			errs = append(errs, netlink.AddrDel(l, &a))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("keepLinks: tidy %s: %w", l.Attrs().Name, err)
 	}
 	return nil
 }

@@ -89,7 +89,7 @@ func (n *Node) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = configure(n.config)
+	err = n.config.configure()
 	if err == nil && n.config.KeepLinks {
 		err = n.link.keep()
 	}

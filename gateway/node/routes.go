@@ -25,23 +25,9 @@ const (
 	routesLogPause = time.Minute     // between two log lines about routes that somebody removes again and again
 )
 
-// addresses returns the addresses of the link.
-func (c *Config) addresses() (all []netlink.Addr) {
-	for _, e := range c.ends() {
-		address := netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(e.own, e.own.BitLen())), Scope: unix.RT_SCOPE_UNIVERSE}
-		if e.own.Is6() {
-			// no duplicate detection, so that the address works at once: the tunnel has only two
-			// hosts, of known addresses
-			address.Flags = unix.IFA_F_NODAD
-		}
-		all = append(all, address)
-	}
-	return all
-}
-
 // way returns the routes through the link with an index.
 func (c *Config) way(index int) *rtnl.Way {
-	w := &rtnl.Way{Link: c.Interface, Index: index, To: c.Routes, Protocol: unix.RTPROT_BOOT,
+	return &rtnl.Way{Link: c.Interface, Index: index, Gateways: c.GatewayAddress.All(), To: c.Routes, Protocol: unix.RTPROT_BOOT,
 		Taken: func(want *netlink.Route, table []netlink.Route) error {
 			if other := instead(want, table); other != "" {
 				return fmt.Errorf("this node has another route to %s; remove it or leave it out here: ip route del %s",
@@ -49,10 +35,6 @@ func (c *Config) way(index int) *rtnl.Way {
 			}
 			return nil
 		}}
-	for _, e := range c.ends() {
-		w.Gateways = append(w.Gateways, e.gateway)
-	}
-	return w
 }
 
 // instead returns the route of another link that packets to a route's destination take, in the
@@ -72,13 +54,14 @@ func instead(want *netlink.Route, table []netlink.Route) string {
 }
 
 // configure gives the link the node's internal addresses, routes to the gateway's addresses, and
-// the routes through it, and removes others from a kept link.
-func configure(c *Config) error {
+// the routes through it, and removes others from a kept link. The kernel's own routes come and go
+// with addresses.
+func (c *Config) configure() error {
 	l, err := netlink.LinkByName(c.Interface)
 	if err != nil {
 		return fmt.Errorf("node: configure %s: %w", c.Interface, err)
 	}
-	if err := c.addAddresses(l); err != nil {
+	if err := rtnl.Adapt(l, c.MTU, c.Address.All()); err != nil {
 		return err
 	}
 	table, err := c.table()
@@ -89,7 +72,9 @@ func configure(c *Config) error {
 	if len(errs) > 0 {
 		return fmt.Errorf("routes: %w", errs[0])
 	}
-	return c.removeOthers(l, table, have)
+	return rtnl.Prune(table, have, func(r *netlink.Route) bool {
+		return r.LinkIndex == l.Attrs().Index && r.Protocol == unix.RTPROT_BOOT
+	}, netlink.RouteDel)
 }
 
 // table returns the kernel's main table.
@@ -99,21 +84,6 @@ func (c *Config) table() ([]netlink.Route, error) {
 		return nil, fmt.Errorf("routes: read the kernel's: %w", err)
 	}
 	return table, nil
-}
-
-// addAddresses adds the missing addresses to a link.
-func (c *Config) addAddresses(l netlink.Link) error {
-	for _, a := range c.addresses() {
-		err := netlink.AddrAdd(l, &a)
-		switch {
-		case a.IP.To4() == nil && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)):
-			return fmt.Errorf("address: IPv6 is turned off on this node, so %s cannot have %s; turn it on (net.ipv6.conf.default.disable_ipv6) or leave IPv6 out here: %w",
-				c.Interface, a.IP, err)
-		case err != nil && !errors.Is(err, unix.EEXIST):
-			return fmt.Errorf("address: give %s to %s: %w", a.IP, c.Interface, err)
-		}
-	}
-	return nil
 }
 
 // CheckRoutes compares the file's routes with the kernel's. It returns how many lead through the
@@ -220,7 +190,7 @@ func (n *Node) restoreRoutes() (back []string, fault error) {
 	if err != nil {
 		return nil, err
 	}
-	fault = c.addAddresses(l) // IPv6 addresses disappear when a link goes down
+	fault = rtnl.AddAddresses(l, c.Address.All()) // IPv6 addresses disappear when a link goes down
 	w := c.way(l.Attrs().Index)
 	w.Begun = true
 	_, made, errs := w.Keep(table)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
@@ -50,36 +48,12 @@ func openTUN(c *Config, remote netip.Addr) (link, error) {
 	if err := l.setRemote(remote); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
-	if err := l.openDevice(); err != nil {
-		return nil, errors.Join(err, l.close())
-	}
-	return l, nil
-}
-
-func (l *tunLink) openDevice() error {
-	device, err := carry.Open(l.config.Interface, l.config.MTU)
+	device, err := carry.Open(c.Interface, c.MTU)
 	if err != nil {
-		switch {
-		case errors.Is(err, unix.EBUSY):
-			return fmt.Errorf("interface: %w; stop it, or choose another name", err)
-		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-			return fmt.Errorf("mode: this machine has no TUN devices (%w); load the module tun or choose another mode",
-				err)
-		case errors.Is(err, fs.ErrPermission): // also EPERM of TUNSETIFF
-			return fmt.Errorf(
-				"node: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
-		}
-		return fmt.Errorf("node: make TUN device %s: %w", l.config.Interface, err)
+		return nil, errors.Join(fmt.Errorf("interface: %w", err), l.close())
 	}
 	l.device = device
-	made, err := netlink.LinkByName(l.config.Interface)
-	if err == nil {
-		err = netlink.LinkSetUp(made)
-	}
-	if err != nil {
-		return fmt.Errorf("node: bring up %s: %w", l.config.Interface, err)
-	}
-	return nil
+	return l, nil
 }
 
 func (l *tunLink) mode() Mode { return TUN }
@@ -120,10 +94,6 @@ func (l *tunLink) run(ctx context.Context, log logrus.FieldLogger) error {
 	return err
 }
 
-// trainRemedy says what to do if trains to the gateway are lost, which is a known fault of some
-// kernel versions.
-const trainRemedy = "update the kernels of this node and of the gateway's if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
-
 // probeTrains checks once a second whether trains arrive at the gateway, and logs changes.
 func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 	tick := time.NewTicker(time.Second)
@@ -134,15 +104,7 @@ func (l *tunLink) probeTrains(ctx context.Context, log logrus.FieldLogger) {
 			return
 		case <-tick.C:
 		}
-		for _, change := range l.endpoint.ProbeTrains() {
-			if change.On {
-				log.Info("trains arrive at the gateway again")
-			} else {
-				log.WithField("remedy",
-					trainRemedy).Warn(
-					"UDP_SEGMENT trains do not arrive at the gateway: sending single datagrams, which is slower")
-			}
-		}
+		carry.LogTrains(l.endpoint, func(uint16) logrus.FieldLogger { return log })
 	}
 }
 

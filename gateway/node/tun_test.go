@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/carry"
 	"culvert/gateway/node/rtnl"
 	"culvert/geneve"
 	"culvert/geneve/genevetest"
@@ -227,7 +228,7 @@ func TestTUNLosesTrains(t *testing.T) {
 			warnings = append(warnings, e)
 		}
 	}
-	if len(warnings) != 1 || warnings[0].Data["remedy"] != trainRemedy || warnings[0].Data["node"] != c.Name {
+	if len(warnings) != 1 || warnings[0].Data["remedy"] != carry.TrainRemedy || warnings[0].Data["node"] != c.Name {
 		t.Errorf("warnings %v, want one with its remedy", warnings)
 	}
 	requireNothingLeft(t, c)

@@ -12,15 +12,6 @@ import (
 	"culvert/gateway/node/rtnl"
 )
 
-// overhead is the size of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve or VXLAN,
-// Ethernet.
-func (c *Config) overhead() int {
-	if c.Underlay.Is6() {
-		return 40 + 8 + 8 + 14
-	}
-	return 20 + 8 + 8 + 14
-}
-
 // warn reports what is valid but probably not meant, above all what does not fit this machine.
 func (c *Config) warn(e *configfile.Errors) {
 	if len(c.Routes) == 0 {
@@ -87,15 +78,14 @@ func (c *Config) ownAddresses(say func(path, format string, args ...any)) {
 
 // wayTo warns about obstacles on the path to the gateway's outer address.
 func (c *Config) wayTo(gateway netip.Addr, say func(path, format string, args ...any)) {
-	routes, err := netlink.RouteGet(gateway.AsSlice())
-	if err != nil || len(routes) == 0 {
+	link, _, err := rtnl.SentBy(gateway)
+	if err != nil {
 		say("gateway.underlay", "this machine has no route to %s (%v); add one, or correct the address", gateway, err)
 		return
 	}
-	link, err := netlink.LinkByIndex(routes[0].LinkIndex)
-	if err == nil && link.Attrs().MTU < c.MTU+c.overhead() {
+	if outer := rtnl.Overhead(c.Underlay); link != nil && link.Attrs().MTU < c.MTU+outer {
 		say("mtu",
 			"%d needs %d bytes on the way to gateway.underlay %s, where %s carries %d; write at most %d, here and at the gateway",
-			c.MTU, c.MTU+c.overhead(), gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-c.overhead())
+			c.MTU, c.MTU+outer, gateway, link.Attrs().Name, link.Attrs().MTU, link.Attrs().MTU-outer)
 	}
 }

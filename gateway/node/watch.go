@@ -12,6 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"culvert/gateway/node/rtnl"
 )
 
 // answer is the result of one probe of the gateway.
@@ -103,7 +105,7 @@ func (n *Node) watch(ctx context.Context) {
 		case changed && s.verdict == short:
 			entry.WithFields(logrus.Fields{"bytes": n.config.MTU, "remedy": fmt.Sprintf(
 				"let the way to it carry %d bytes, and write the same mtu and address at both ends",
-				n.config.MTU+n.config.overhead())}).
+				n.config.MTU+rtnl.Overhead(n.config.Underlay))}).
 				Warn("the gateway answers, but packets of mtu bytes do not come back")
 		case s.verdict == silent && (changed || time.Since(saidAt) >= n.pace.cause):
 			cause, remedy := n.silence(ctx, remote)

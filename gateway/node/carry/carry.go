@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
@@ -39,8 +40,22 @@ func Open(name string, mtu int) (tun.Device, error) {
 	return device, nil
 }
 
-// Persist lets a device outlive this process.
-func Persist(device tun.Device) error { return rtnl.PersistTUN(int(device.File().Fd())) }
+// LogTrains tests whether trains of datagrams arrive at gateways, and logs changes. It is called
+// about once a second. log returns the log of a tunnel.
+func LogTrains(e *geneve.Endpoint, log func(tunnel uint16) logrus.FieldLogger) {
+	for _, change := range e.ProbeTrains() {
+		if log := log(change.Tunnel); change.On {
+			log.Info("trains arrive at the gateway again")
+		} else {
+			log.WithField("remedy", TrainRemedy).Warn(
+				"UDP_SEGMENT trains do not arrive at the gateway: sending single datagrams, which is slower")
+		}
+	}
+}
+
+// TrainRemedy says what to do if trains to the gateway are lost, which is a known fault of some
+// kernel versions.
+const TrainRemedy = "update the kernels of this node and of the gateway's if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
 
 // ToGateway sends what the machine routes to a device into the tunnel with an ID. It returns nil
 // when the endpoint is closed. It returns the device's error when the device is closed or gone, or

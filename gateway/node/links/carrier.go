@@ -1,14 +1,13 @@
 package links
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
 	"culvert/gateway/node/carry"
+	"culvert/gateway/node/rtnl"
 	"culvert/geneve"
 )
 
@@ -28,23 +27,13 @@ type carrier struct {
 func openCarrier(l Link, id uint16) (c *carrier, err error) {
 	device, err := carry.Open(l.Name, l.MTU)
 	if err != nil {
-		switch {
-		case errors.Is(err, unix.EPERM):
-			return nil, fmt.Errorf(
-				"links: making %s needs /dev/net/tun and CAP_NET_ADMIN in this network namespace: %w", l.Name, err)
-		case errors.Is(err, unix.EBUSY):
-			return nil, fmt.Errorf("links: %w; stop it", err)
-		}
-		return nil, fmt.Errorf("links: make %s: %w", l.Name, err)
+		return nil, fmt.Errorf("links: %w", err)
 	}
 	c = &carrier{name: l.Name, link: l, id: id, device: device, room: l.MTU, ended: make(chan struct{})}
 	made, err := netlink.LinkByName(l.Name)
 	if err == nil {
 		c.index = made.Attrs().Index
-		err = netlink.LinkSetGroup(made, Group) // before the device is persistent, so that Remove always finds it
-	}
-	if err == nil {
-		err = carry.Persist(device)
+		err = rtnl.KeepTUN(device.File(), l.Name, Group, true)
 	}
 	if err == nil {
 		err = configure(made, &l)

@@ -56,15 +56,6 @@ func (l *Link) check() error {
 	return geneve.Check([]geneve.Tunnel{l.tunnel(1)})
 }
 
-// overhead is the size in bytes of the headers around an inner packet: IPv4 or IPv6, UDP, Geneve,
-// Ethernet.
-func (l *Link) overhead() int {
-	if l.Remote.Is6() {
-		return 40 + 8 + 8 + 14
-	}
-	return 20 + 8 + 8 + 14
-}
-
 const aliasFormat = "culvert: VNI %d to %s at %s, here %s"
 
 // alias describes the tunnel of a device to people and to the next process.
@@ -162,46 +153,10 @@ func remove(d netlink.Link) error {
 // configure gives a device the MTU, the address and the alias of l, and removes its other
 // addresses.
 func configure(d netlink.Link, l *Link) error {
-	a := d.Attrs()
-	if a.MTU != l.MTU {
-		if err := netlink.LinkSetMTU(d, l.MTU); err != nil {
-			return fmt.Errorf("mtu: set %d of %s: %w", l.MTU, l.Name, err)
-		}
+	if err := rtnl.Adapt(d, l.MTU, []netip.Addr{l.Address}); err != nil {
+		return err
 	}
-	if a.Flags&net.FlagUp == 0 {
-		if err := netlink.LinkSetUp(d); err != nil {
-			return fmt.Errorf("links: bring up %s: %w", l.Name, err)
-		}
-	}
-	have, err := rtnl.List(func() ([]netlink.Addr, error) { return netlink.AddrList(d, netlink.FAMILY_ALL) })
-	if err != nil {
-		return fmt.Errorf("links: list the addresses of %s: %w", l.Name, err)
-	}
-	found := false
-	for _, h := range have {
-		if ip, _ := netip.AddrFromSlice(h.IP); ip.Unmap() == l.Address {
-			found = true
-		}
-	}
-	if !found {
-		mask := net.CIDRMask(l.Address.BitLen(), l.Address.BitLen())
-		wanted := &netlink.Addr{IPNet: &net.IPNet{IP: l.Address.AsSlice(), Mask: mask}, Scope: unix.RT_SCOPE_UNIVERSE}
-		if l.Address.Is6() {
-			wanted.Flags = unix.IFA_F_NODAD // the tunnel has two ends with known addresses
-		}
-		if err := netlink.AddrAdd(d, wanted); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("address: give %s to %s: %w", l.Address, l.Name, err)
-		}
-	}
-	// Routes may use the new address as their source before the former one goes.
-	for _, h := range have {
-		if ip, _ := netip.AddrFromSlice(h.IP); ip.Unmap() != l.Address && h.Scope == unix.RT_SCOPE_UNIVERSE {
-			if err := netlink.AddrDel(d, &h); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-				return fmt.Errorf("address: take %s from %s: %w", h.IP, l.Name, err)
-			}
-		}
-	}
-	if a.Alias != l.alias() {
+	if d.Attrs().Alias != l.alias() {
 		if err := netlink.LinkSetAlias(d, l.alias()); err != nil {
 			return fmt.Errorf("links: set the alias of %s: %w", l.Name, err)
 		}
@@ -215,21 +170,18 @@ var errLocal = errors.New("is an address of this node")
 // way returns an error if packets cannot be sent to l's gateway, and a warning if they do not fit
 // the path.
 func (l *Link) way() (warning string, err error) {
-	routes, err := netlink.RouteGet(l.Remote.AsSlice())
-	if err != nil || len(routes) == 0 {
+	d, own, err := rtnl.SentBy(l.Remote)
+	if err != nil {
 		return fmt.Sprintf("this node has no route to %s (%v)", l.Remote, err), nil // a route may be added later
 	}
-	if routes[0].Type == unix.RTN_LOCAL {
+	if own {
 		return "", fmt.Errorf("%s %w", l.Remote, errLocal)
 	}
-	d, err := netlink.LinkByIndex(routes[0].LinkIndex)
-	if err != nil {
-		return "", nil // the device has just disappeared
-	}
-	if mtu := d.Attrs().MTU; mtu < l.MTU+l.overhead() {
+	if outer := rtnl.Overhead(l.Remote); d != nil && d.Attrs().MTU < l.MTU+outer {
+		mtu := d.Attrs().MTU
 		return fmt.Sprintf(
 			"MTU %d needs %d bytes on the way to %s, where %s carries %d: larger packets are lost; %d fits",
-			l.MTU, l.MTU+l.overhead(), l.Remote, d.Attrs().Name, mtu, mtu-l.overhead()), nil
+			l.MTU, l.MTU+outer, l.Remote, d.Attrs().Name, mtu, mtu-outer), nil
 	}
 	return "", nil
 }

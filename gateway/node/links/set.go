@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/carry"
 	"culvert/gateway/node/rtnl"
 	"culvert/geneve"
 )
@@ -231,17 +232,12 @@ func (s *Set) ask(ctx context.Context) {
 			continue
 		}
 		e.AskAll(func() { time.Sleep(askPace) })
-		for _, change := range e.ProbeTrains() {
-			log := s.log
-			if c := (*s.carrying.Load())[change.Tunnel]; c != nil {
-				log = log.WithField("interface", c.name)
+		carry.LogTrains(e, func(tunnel uint16) logrus.FieldLogger {
+			if c := (*s.carrying.Load())[tunnel]; c != nil {
+				return s.log.WithField("interface", c.name)
 			}
-			if change.On {
-				log.Info("trains arrive at the gateway again")
-			} else {
-				log.Warn("UDP_SEGMENT trains do not arrive at the gateway: sending single datagrams, which is slower")
-			}
-		}
+			return s.log
+		})
 	}
 }
 

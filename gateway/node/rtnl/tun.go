@@ -3,36 +3,47 @@ package rtnl
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// OpenTUN makes a TUN device, or opens the one with this name, and returns its name. If another
-// process has it open, the error is EBUSY and names that process.
+// OpenTUN makes a TUN device, or opens the one with this name, and returns its name. The error says
+// what is missing or, if another process has the device open, which one.
 func OpenTUN(name string, flags uint16) (fd int, called string, err error) {
 	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, "", fmt.Errorf("/dev/net/tun: %w", err)
+		return -1, "", explain(name, err)
 	}
 	request, err := unix.NewIfreq(name)
 	if err == nil {
 		request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | flags)
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
 	}
+	if err == nil {
+		err = lengthen(request.Name())
+	}
 	if err != nil {
 		unix.Close(fd)
-		if errors.Is(err, unix.EBUSY) {
-			err = fmt.Errorf("%s is held by %s (%w)", name, TUNHolder(name), err)
-		}
-		return -1, "", err
-	}
-	if err := lengthen(request.Name()); err != nil {
-		unix.Close(fd)
-		return -1, "", err
+		return -1, "", explain(name, err)
 	}
 	return fd, request.Name(), nil
+}
+
+// explain adds what is missing to the error of a TUN device.
+func explain(name string, err error) error {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%s is held by %s (%w); stop it", name, TUNHolder(name), err)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("this machine has no TUN devices (/dev/net/tun: %w); load the module tun", err)
+	case errors.Is(err, fs.ErrPermission): // also EPERM of TUNSETIFF
+		return fmt.Errorf("making %s needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", name, err)
+	}
+	return fmt.Errorf("make TUN device %s: %w", name, err)
 }
 
 // queueLength is how many packets wait at least for a device's reader: more than the SYNs,
@@ -52,8 +63,31 @@ func lengthen(name string) error {
 	return nil
 }
 
-// PersistTUN lets an open TUN device outlive this process.
-func PersistTUN(fd int) error {
+// KeepTUN sets whether an open TUN device outlives this process. The group of one that does shows
+// who has made it, and is set first, so that a crash leaves no device without it.
+func KeepTUN(device *os.File, name string, group int, stays bool) error {
+	link, err := netlink.LinkByName(name)
+	if err == nil && stays {
+		err = netlink.LinkSetGroup(link, group)
+	}
+	var conn syscall.RawConn
+	if err == nil {
+		conn, err = device.SyscallConn()
+	}
+	if err == nil {
+		controlErr := conn.Control(func(fd uintptr) { err = persist(int(fd), stays) })
+		err = errors.Join(err, controlErr)
+	}
+	if err == nil && !stays {
+		err = netlink.LinkSetGroup(link, 0)
+	}
+	return err
+}
+
+func persist(fd int, stays bool) error {
+	if !stays {
+		return os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 0))
+	}
 	// The owner is set first: whoever may open /dev/net/tun may attach to a device that has no
 	// owner and that nobody has open. With an owner, only the owner and processes with
 	// CAP_NET_ADMIN may.

@@ -25,9 +25,9 @@ func TestPersistentDevice(t *testing.T) {
 	need.Namespace(t)
 	const name = "culvert-own"
 	for _, before := range []func(fd int) error{
-		PersistTUN,
+		func(fd int) error { return persist(fd, true) },
 		func(fd int) error { return unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1) },
-		PersistTUN,
+		func(fd int) error { return persist(fd, true) },
 	} {
 		fd, _, err := OpenTUN(name, unix.IFF_VNET_HDR)
 		need.Kernel(t, "tun", err)
@@ -38,7 +38,7 @@ func TestPersistentDevice(t *testing.T) {
 		if err := need.TakeTUN(t, name); err == nil {
 			t.Error("another user attaches to a device that is open")
 		}
-		need.NoError(t, PersistTUN(fd))
+		need.NoError(t, persist(fd, true))
 		unix.Close(fd)
 		if err := need.TakeTUN(t, name); !errors.Is(err, unix.EPERM) {
 			t.Errorf("another user attaches to a device that nobody has open: %v", err)
@@ -69,7 +69,7 @@ func TestQueue(t *testing.T) {
 		return link.Attrs().TxQLen
 	}
 	fd, link := open()
-	need.NoError(t, PersistTUN(fd))
+	need.NoError(t, persist(fd, true))
 	defer func() { netlink.LinkDel(link) }()
 	network := &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}
 	need.NoError(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: network}))

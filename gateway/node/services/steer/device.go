@@ -1,9 +1,7 @@
 package steer
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 
@@ -36,7 +34,7 @@ func addressDevice(l netlink.Link) error {
 func createDevice(name string) (*os.File, error) {
 	fd, _, err := rtnl.OpenTUN(name, unix.IFF_VNET_HDR)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("services.interface: %w", err)
 	}
 	const segments, trains = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN,
 		unix.TUN_F_USO4 | unix.TUN_F_USO6
@@ -45,7 +43,7 @@ func createDevice(name string) (*os.File, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, err
+		return nil, fmt.Errorf("services: set the offloads of %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(fd), "/dev/net/tun"), nil
 }
@@ -56,38 +54,12 @@ func isKept(l netlink.Link) bool {
 	return ok && l.Attrs().Group == deviceGroup
 }
 
-// KeepDevice sets whether a device survives this process. The group is set first, so that a crash
-// leaves no device without it.
+// KeepDevice sets whether a device survives this process.
 func KeepDevice(device *os.File, name string, stays bool) error {
-	link, err := netlink.LinkByName(name)
-	if err == nil && stays {
-		err = netlink.LinkSetGroup(link, deviceGroup)
-	}
-	if err == nil {
-		err = setPersist(device, stays)
-	}
-	if err == nil && !stays {
-		err = netlink.LinkSetGroup(link, 0)
-	}
-	if err != nil {
+	if err := rtnl.KeepTUN(device, name, deviceGroup, stays); err != nil {
 		return fmt.Errorf("services.state: keep %s: %w", name, err)
 	}
 	return nil
-}
-
-func setPersist(device *os.File, stays bool) error {
-	conn, err := device.SyscallConn()
-	if err != nil {
-		return err
-	}
-	controlErr := conn.Control(func(fd uintptr) {
-		if stays {
-			err = rtnl.PersistTUN(int(fd))
-		} else {
-			err = os.NewSyscallError("TUNSETPERSIST", unix.IoctlSetInt(int(fd), unix.TUNSETPERSIST, 0))
-		}
-	})
-	return errors.Join(err, controlErr)
 }
 
 const (
@@ -126,10 +98,8 @@ func MakeDevice(name string) (device *os.File, kept bool, err error) {
 			return nil, false, inUse(name)
 		}
 	}
-	if device, err = createDevice(name); err != nil {
-		return nil, kept, deviceError(name, err)
-	}
-	return device, kept, nil
+	device, err = createDevice(name)
+	return device, kept, err
 }
 
 // SetUp makes the device ready for packets. It returns its index.
@@ -151,19 +121,6 @@ func SetUp(name string, mtu int, v4 bool) (index int, err error) {
 		err = addressDevice(made)
 	}
 	return made.Attrs().Index, err
-}
-
-func deviceError(name string, err error) error {
-	switch {
-	case errors.Is(err, unix.EBUSY):
-		return fmt.Errorf("services.interface: %w; stop it, or choose another name", err)
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("services: this machine has no TUN devices (%w); load the module tun", err)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf(
-			"services: making a TUN device needs /dev/net/tun and CAP_NET_ADMIN; run culvert node as root: %w", err)
-	}
-	return fmt.Errorf("services: make TUN device %s: %w", name, err)
 }
 
 func inUse(name string) error {

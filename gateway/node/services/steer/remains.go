@@ -46,10 +46,10 @@ func RemoveRemains(devices bool) (found int, err error) {
 	for _, l := range kept {
 		device, err := createDevice(l.Attrs().Name)
 		if err != nil {
-			return found + len(kept), deviceError(l.Attrs().Name, err)
+			return found + len(kept), err
 		}
 		defer device.Close() // keeps other processes from taking the device meanwhile
-		if err := setPersist(device, false); err != nil {
+		if err := rtnl.KeepTUN(device, l.Attrs().Name, deviceGroup, false); err != nil {
 			return found + len(kept), fmt.Errorf("services: remove %s: %w; remove it with: ip link del %[1]s",
 				l.Attrs().Name, err)
 		}

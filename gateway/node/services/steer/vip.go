@@ -52,7 +52,7 @@ func AdoptVIP(fd int) (*VIP, error) {
 func openVIP() (*VIP, error) {
 	fd, name, err := rtnl.OpenTUN(vipName, 0)
 	if err != nil {
-		return nil, deviceError(VIPPrefix, err)
+		return nil, fmt.Errorf("services: %w", err)
 	}
 	link, err := netlink.LinkByName(name)
 	if err == nil {
