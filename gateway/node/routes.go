@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -27,7 +26,8 @@ const (
 
 // way returns the routes through the link with an index.
 func (c *Config) way(index int) *rtnl.Way {
-	return &rtnl.Way{Link: c.Interface, Index: index, Gateways: c.GatewayAddress.All(), To: c.Routes, Protocol: unix.RTPROT_BOOT,
+	return &rtnl.Way{Link: c.Interface, Index: index, Gateways: c.GatewayAddress.All(), To: c.Routes,
+		Protocol: unix.RTPROT_BOOT,
 		Taken: func(want *netlink.Route, table []netlink.Route) error {
 			if other := instead(want, table); other != "" {
 				return fmt.Errorf("this node has another route to %s; remove it or leave it out here: ip route del %s",
@@ -64,7 +64,7 @@ func (c *Config) configure() error {
 	if err := rtnl.Adapt(l, c.MTU, c.Address.All()); err != nil {
 		return err
 	}
-	table, err := c.table()
+	table, err := rtnl.MainTable(netlink.FAMILY_ALL)
 	if err != nil {
 		return err
 	}
@@ -77,15 +77,6 @@ func (c *Config) configure() error {
 	}, netlink.RouteDel)
 }
 
-// table returns the kernel's main table.
-func (c *Config) table() ([]netlink.Route, error) {
-	table, err := rtnl.MainTable(netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, fmt.Errorf("routes: read the kernel's: %w", err)
-	}
-	return table, nil
-}
-
 // CheckRoutes compares the file's routes with the kernel's. It returns how many lead through the
 // link, and a warning about each other one. If there is no link, present is -1 and the warnings are
 // about conflicting routes.
@@ -94,7 +85,7 @@ func (c *Config) CheckRoutes() (present int, warnings []string, err error) {
 	if l, err := netlink.LinkByName(c.Interface); err == nil && (l.Attrs().Group == linkGroup || c.running()) {
 		index = l.Attrs().Index
 	}
-	table, err := c.table()
+	table, err := rtnl.MainTable(netlink.FAMILY_ALL)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -134,16 +125,8 @@ func (c *Config) running() bool {
 // kernel reports a change, and every routesPoll, because the kernel reports none when a link goes
 // down.
 func (n *Node) keepRoutes(ctx context.Context) {
-	loop := rtnl.NewLoop()
-	var hearing sync.WaitGroup
-	defer hearing.Wait()
-	hearing.Go(func() {
-		groups := []uint{unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE}
-		rtnl.Listen(ctx, groups, n.config.routed, loop.Wake, func(err error) {
-			n.log.WithError(err).Debug("meanwhile, routes are compared every few seconds")
-		})
-	})
 	var r repair
+	loop := rtnl.NewLoop(n.config.routed, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	loop.Run(ctx, routesPoll, func() (mended bool) {
 		back, fault := n.restoreRoutes()
 		if ctx.Err() == nil {
@@ -186,7 +169,7 @@ func (n *Node) restoreRoutes() (back []string, fault error) {
 		return nil, fmt.Errorf("interface: somebody has taken %s down, and its routes are gone; ip link set %s up",
 			c.Interface, c.Interface)
 	}
-	table, err := c.table()
+	table, err := rtnl.MainTable(netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ func awaitRoutes(t *testing.T, c *Config) {
 	need.NoError(t, err)
 	routes := c.way(l.Attrs().Index).Routes()
 	need.Eventually(t, 5*time.Second, "the routes are there", func() error {
-		table, err := c.table()
+		table, err := rtnl.MainTable(netlink.FAMILY_ALL)
 		for _, r := range routes {
 			if err == nil && (!rtnl.HasRoute(table, &r) || instead(&r, table) != "") {
 				err = fmt.Errorf("%v is missing", r)

@@ -212,9 +212,7 @@ func (s *Set) closeSocket() {
 // watch wakes Run when a device is deleted.
 func (s *Set) watch(ctx context.Context) {
 	deleted := func(m syscall.NetlinkMessage) bool { return m.Header.Type == unix.RTM_DELLINK }
-	rtnl.Listen(ctx, []uint{unix.RTNLGRP_LINK}, deleted, s.wakeUp, func(err error) {
-		s.log.WithError(err).Debug("meanwhile, devices are compared every few seconds")
-	})
+	rtnl.Listen(ctx, []uint{unix.RTNLGRP_LINK}, deleted, s.wakeUp, nil)
 }
 
 // ask sends ARP requests to all gateways and tests whether trains arrive there.

@@ -50,7 +50,7 @@ type Status struct {
 // A Keeper keeps a node's routes to other clusters.
 type Keeper struct {
 	log  logrus.FieldLogger
-	loop rtnl.Loop
+	loop *rtnl.Loop
 
 	mu      sync.Mutex
 	desired []Peer   // +checklocks:mu
@@ -76,8 +76,9 @@ type Keeper struct {
 
 // New returns a Keeper, which is inactive until Run.
 func New(log logrus.FieldLogger) *Keeper {
-	return &Keeper{log: log, loop: rtnl.NewLoop(), dropped: map[string]uint64{}, table: keepTables,
-		list: mainTable, remove: netlink.RouteDel}
+	every := func(syscall.NetlinkMessage) bool { return true }
+	return &Keeper{log: log, loop: rtnl.NewLoop(every, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK),
+		dropped: map[string]uint64{}, table: keepTables, list: mainTable, remove: netlink.RouteDel}
 }
 
 // NewGuard returns a Keeper that makes no routes, and only protects tunnels.
@@ -102,14 +103,6 @@ func (k *Keeper) Look() { k.loop.Wake() }
 // Run makes the kernel follow the desired state until ctx is done. Routes and the exception stay.
 // It calls report whenever a Status changes.
 func (k *Keeper) Run(ctx context.Context, report func([]Status)) {
-	var beside sync.WaitGroup
-	defer beside.Wait()
-	beside.Go(func() {
-		every := func(syscall.NetlinkMessage) bool { return true }
-		rtnl.Listen(ctx, []uint{unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK}, every, k.Look, func(err error) {
-			k.log.WithError(err).Debug("meanwhile, routes are compared every few seconds")
-		})
-	})
 	k.loop.Run(ctx, checkInterval, func() (mended bool) {
 		k.reconcile(report)
 		return false // every route may be a desired change
@@ -190,18 +183,12 @@ func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pai
 				netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
 		}
 	}
-	mine := func(r *netlink.Route) bool { return r.Protocol == Protocol }
-	return all, pairs, rtnl.Prune(table, keep, mine, k.remove)
+	return all, pairs, rtnl.Prune(table, keep, ours, k.remove)
 }
 
-// mainTable returns the kernel's IPv4 routes of the main table.
-func mainTable() ([]netlink.Route, error) {
-	table, err := rtnl.MainTable(netlink.FAMILY_V4)
-	if err != nil {
-		return nil, fmt.Errorf("remote: read the kernel's routes: %w", err)
-	}
-	return table, nil
-}
+func mainTable() ([]netlink.Route, error) { return rtnl.MainTable(netlink.FAMILY_V4) }
+
+func ours(r *netlink.Route) bool { return r.Protocol == Protocol }
 
 // keep makes the routes of a Peer, and returns those that are there. err says which CIDR this node
 // reaches in another way, or what else is wrong.
@@ -267,17 +254,13 @@ func SourceTo(to netip.Addr) (netip.Addr, error) {
 // Remove removes the routes and the table of this package, and returns what it has removed.
 func Remove() (removed []string, err error) {
 	table, err := mainTable()
-	for _, r := range table {
-		if r.Protocol != Protocol {
-			continue
+	err = errors.Join(err, rtnl.Prune(table, nil, ours, func(r *netlink.Route) error {
+		err := netlink.RouteDel(r)
+		if err == nil {
+			removed = append(removed, "route "+rtnl.Describe(r))
 		}
-		if e := netlink.RouteDel(&r); e != nil && !errors.Is(e, unix.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("remote: remove the route to %s: %w; remove it with: ip route del %s",
-				r.Dst, e, rtnl.Describe(&r)))
-			continue
-		}
-		removed = append(removed, "route "+rtnl.Describe(&r))
-	}
+		return err
+	}))
 	for i := range families {
 		there, e := families[i].remove()
 		if there {

@@ -401,7 +401,7 @@ func TestFailuresAreLogged(t *testing.T) {
 		{unix.EPERM, nil, ""},
 		{unix.ENOMEM, nil, failed + "cannot allocate memory"},
 		{nil, unix.EPERM, failed +
-			"remove the route to 10.61.0.0/16, which is no longer wanted: operation not permitted"},
+			"remove the route to 10.61.0.0/16, which is no longer wanted: operation not permitted; remove it with: ip route del 10.61.0.0/16"},
 		{nil, unix.EPERM, ""},
 		{nil, unix.ESRCH, ended}, // somebody else has removed it
 		{nil, nil, ""},

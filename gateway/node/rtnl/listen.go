@@ -19,21 +19,24 @@ const (
 
 // Listen calls changed when the kernel reports a change in these groups that concerns the caller,
 // until ctx is done. It also calls changed whenever reports may be missing: after each
-// subscription, and when the socket's buffer was full. When a subscription fails, Listen calls deaf
-// with the reason, and subscribes again after a pause, which doubles as long as subscriptions fail
-// early.
+// subscription, and when the socket's buffer was full. When a subscription fails, Listen subscribes
+// again after a pause, which doubles as long as subscriptions fail early. It calls heard, unless it
+// is nil, with the reason, and with nil after the next subscription.
 func Listen(ctx context.Context, groups []uint, concerns func(syscall.NetlinkMessage) bool, changed func(),
-	deaf func(error)) {
+	heard func(error)) {
+	if heard == nil {
+		heard = func(error) {}
+	}
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		began := time.Now()
-		err := hear(ctx, groups, concerns, changed)
+		err := hear(ctx, groups, concerns, changed, heard)
 		if ctx.Err() != nil {
 			return
 		}
 		if time.Since(began) >= longestPause {
 			pause = firstPause
 		}
-		deaf(fmt.Errorf("the kernel reports no changes: %w; trying again in %v", err, pause))
+		heard(fmt.Errorf("the kernel reports no changes: %w; trying again in %v", err, pause))
 		select {
 		case <-ctx.Done():
 			return
@@ -43,13 +46,15 @@ func Listen(ctx context.Context, groups []uint, concerns func(syscall.NetlinkMes
 }
 
 // hear is Listen until a subscription fails.
-func hear(ctx context.Context, groups []uint, concerns func(syscall.NetlinkMessage) bool, changed func()) error {
+func hear(ctx context.Context, groups []uint, concerns func(syscall.NetlinkMessage) bool, changed func(),
+	heard func(error)) error {
 	socket, err := subscribe(unix.NETLINK_ROUTE, groups...)
 	if err != nil {
 		return err
 	}
 	defer socket.Close()
 	defer context.AfterFunc(ctx, socket.Close)() // ends the wait for messages
+	heard(nil)
 	changed()
 	for {
 		messages, _, err := socket.Receive()

@@ -3,6 +3,7 @@ package rtnl
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -57,7 +58,7 @@ func TestListen(t *testing.T) {
 		go func() {
 			defer close(ended)
 			Listen(ctx, nil, func(m syscall.NetlinkMessage) bool { return m.Header.Type == unix.RTM_DELLINK },
-				func() { events <- "told" }, func(err error) { events <- err.Error() })
+				func() { events <- "told" }, func(err error) { events <- fmt.Sprint(err) })
 		}()
 		is := func(what string, want ...string) {
 			t.Helper()
@@ -73,7 +74,7 @@ func TestListen(t *testing.T) {
 		failed := func(why, pause string) string {
 			return "the kernel reports no changes: " + why + "; trying again in " + pause
 		}
-		is("at first", "subscribed", "told")
+		is("at first", "subscribed", "<nil>", "told")
 		next <- uint16(unix.RTM_DELLINK)
 		is("a change", "told")
 		next <- uint16(unix.RTM_NEWLINK)
@@ -83,7 +84,7 @@ func TestListen(t *testing.T) {
 		next <- errors.New("short")
 		is("an error", failed("short", "100ms"))
 		time.Sleep(firstPause)
-		is("after it", "subscribed", "told")
+		is("after it", "subscribed", "<nil>", "told")
 		refused.Store(true)
 		next <- errors.New("short")
 		is("the next", failed("short", "200ms"))
@@ -93,12 +94,12 @@ func TestListen(t *testing.T) {
 			failed(none, "6.4s"), failed(none, "10s"))
 		refused.Store(false)
 		time.Sleep(longestPause)
-		is("no longer refused", "subscribed", "told")
+		is("no longer refused", "subscribed", "<nil>", "told")
 		time.Sleep(longestPause)
 		next <- errors.New("late")
 		is("an error after a while", failed("late", "100ms"))
 		time.Sleep(firstPause)
-		is("after that", "subscribed", "told")
+		is("after that", "subscribed", "<nil>", "told")
 		cancel()
 		<-ended
 		is("at the end")

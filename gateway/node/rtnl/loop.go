@@ -2,6 +2,8 @@ package rtnl
 
 import (
 	"context"
+	"sync"
+	"syscall"
 	"time"
 )
 
@@ -11,13 +13,20 @@ const (
 )
 
 // A Loop compares the kernel with what is wanted, whenever one of them may have changed.
-type Loop struct{ wake chan struct{} }
+type Loop struct {
+	Groups   []uint                            // of the kernel's reports
+	Concerns func(syscall.NetlinkMessage) bool // whether a report matters
+	Heard    func(error)                       // of Listen; may be nil
+	wake     chan struct{}
+}
 
 // NewLoop returns a Loop, which is inactive until Run.
-func NewLoop() Loop { return Loop{make(chan struct{}, 1)} }
+func NewLoop(concerns func(syscall.NetlinkMessage) bool, groups ...uint) *Loop {
+	return &Loop{Groups: groups, Concerns: concerns, wake: make(chan struct{}, 1)}
+}
 
 // Wake makes Run look soon.
-func (l Loop) Wake() {
+func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:
 	default:
@@ -25,8 +34,11 @@ func (l Loop) Wake() {
 }
 
 // Run calls look, which reports whether it has undone changes of others, until ctx is done: at
-// once, soon after each Wake, and every poll.
-func (l Loop) Run(ctx context.Context, poll time.Duration, look func() (mended bool)) {
+// once, soon after each report and each Wake, and every poll.
+func (l *Loop) Run(ctx context.Context, poll time.Duration, look func() (mended bool)) {
+	var hearing sync.WaitGroup
+	defer hearing.Wait()
+	hearing.Go(func() { Listen(ctx, l.Groups, l.Concerns, l.Wake, l.Heard) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	settling := false

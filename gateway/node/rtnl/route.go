@@ -76,7 +76,9 @@ func Prune(table, keep []netlink.Route, mine func(*netlink.Route) bool, remove f
 			continue
 		}
 		if e := remove(&r); e != nil && !errors.Is(e, unix.ESRCH) {
-			err = errors.Join(err, fmt.Errorf("remove the route to %s, which is no longer wanted: %w", r.Dst, e))
+			err = errors.Join(err, fmt.Errorf(
+				"remove the route to %s, which is no longer wanted: %w; remove it with: ip route del %s", r.Dst, e,
+				Describe(&r)))
 		}
 	}
 	return err
@@ -92,9 +94,13 @@ func HasRoute(table []netlink.Route, r *netlink.Route) bool {
 
 // MainTable returns the routes of the main table.
 func MainTable(family int) ([]netlink.Route, error) {
-	return List(func() ([]netlink.Route, error) {
+	table, err := List(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	})
+	if err != nil {
+		return nil, fmt.Errorf("routes: read the kernel's: %w", err)
+	}
+	return table, nil
 }
 
 // IPNet returns p as the netlink package takes it.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
@@ -25,10 +24,7 @@ const (
 // watch restores rules and routes to the device that others remove, and follows the addresses of
 // this machine, until ctx is done.
 func (s *Server) watch(ctx context.Context) {
-	loop := rtnl.NewLoop()
-	var hearing sync.WaitGroup
-	defer hearing.Wait()
-	hearing.Go(func() { s.listen(ctx, loop.Wake) })
+	loop := s.loop()
 	var failure rtnl.Failure
 	var told time.Time
 	changes := 0 // not logged yet
@@ -68,22 +64,21 @@ func text(err error) *string {
 	return &why
 }
 
-// listen tells of changes that may affect this server, until ctx is done. While the kernel reports
-// none, watch checks every retryTime, and the health check fails.
-func (s *Server) listen(ctx context.Context, wake func()) {
-	groups := []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE}
-	concerns := func(m syscall.NetlinkMessage) bool { return steer.Concerns(m, s.index) }
-	tell := func() {
-		s.deaf.Store(nil)
-		wake()
-	}
-	rtnl.Listen(ctx, groups, concerns, tell, func(err error) {
-		err = fmt.Errorf("services: %w", err)
-		if s.deaf.Swap(text(err)) == nil {
+// loop looks after changes that may affect this server. While the kernel reports none, it looks
+// every retryTime, and the health check fails.
+func (s *Server) loop() *rtnl.Loop {
+	l := rtnl.NewLoop(func(m syscall.NetlinkMessage) bool { return steer.Concerns(m, s.index) },
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
+	l.Heard = func(err error) {
+		if err != nil {
+			err = fmt.Errorf("services: %w", err)
+		}
+		if was := s.deaf.Swap(text(err)); err != nil && was == nil {
 			s.log.WithError(err).Warn("rules and routes are not watched: what others remove comes back within seconds")
 		}
-	})
+	}
+	return l
 }
 
 // mend restores the routes and rules to the device, and returns how many changes that took.

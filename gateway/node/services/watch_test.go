@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
 
+	"culvert/gateway/node/rtnl"
 	"culvert/integration/need"
 )
 
@@ -29,7 +30,8 @@ func TestDeaf(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan struct{}, 1)
 	var listening sync.WaitGroup
-	listening.Go(func() { s.listen(ctx, func() { changed <- struct{}{} }) })
+	l := s.loop()
+	listening.Go(func() { rtnl.Listen(ctx, l.Groups, l.Concerns, func() { changed <- struct{}{} }, l.Heard) })
 	<-changed
 	need.BreakNetlink(t, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
