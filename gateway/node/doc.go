@@ -12,9 +12,8 @@
 //	         neither, and for nodes where this process may not add links
 //
 // For kernel links, this process only makes and removes them, and follows a gateway whose host name
-// resolves to a new address. In tun mode two goroutines move packets: one from the device to the
-// gateway, one back. Each owns its buffers and its half of the geneve.Endpoint. A third goroutine
-// tests whether trains of datagrams arrive at the gateway.
+// resolves to a new address. In tun mode package carry moves packets, as it does for the links of
+// package links.
 //
 // While it runs, it checks whether the gateway answers and logs changes, with the cause if known
 // (watch.go). In tun mode it uses its own echo requests. On kernel links it uses the kernel's

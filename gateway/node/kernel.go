@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"culvert/gateway/echo"
+	"culvert/gateway/node/rtnl"
 )
 
 // linkGroup marks the kernel links made by this package. The request that creates a link also sets
@@ -216,9 +217,9 @@ func (l *kernelLink) close() error {
 	if l.kept {
 		return nil
 	}
-	err := netlink.LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.index}})
-	if err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("node: remove %s: %w; remove it with: ip link del %s", l.name, err, l.name)
+	made := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: l.name, Index: l.index}}
+	if err := rtnl.RemoveLink(made); err != nil {
+		return fmt.Errorf("node: %w", err)
 	}
 	return nil
 }
@@ -245,24 +246,17 @@ func linkError(c *Config, kind Mode, err error) error {
 
 // removeLeftover removes the link of a killed run, and refuses a link that somebody else made.
 func removeLeftover(name string) error {
-	found, err := netlink.LinkByName(name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("node: look for %s: %w", name, err)
-	}
-	if found.Attrs().Group != linkGroup {
+	found, err := rtnl.FindLink(name)
+	if found != nil && found.Attrs().Group != linkGroup {
 		return fmt.Errorf(
 			"interface: %s exists and is a %s link that culvert did not make; remove it or choose another name",
 			name, found.Type())
 	}
-	if err := netlink.LinkDel(found); err != nil {
-		if errors.Is(err, unix.EPERM) {
-			return fmt.Errorf("node: removing %s of an earlier run needs CAP_NET_ADMIN; run culvert node as root: %w",
-				name, err)
-		}
-		return fmt.Errorf("node: remove %s of an earlier run: %w", name, err)
+	if found != nil {
+		err = rtnl.RemoveLink(found)
+	}
+	if err != nil {
+		return fmt.Errorf("node: what an earlier run left: %w", err)
 	}
 	return nil
 }

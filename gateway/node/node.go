@@ -128,7 +128,7 @@ func (n *Node) Carrier() (device string, socket func() udp.Stats, ok bool) {
 	if !ok {
 		return "", nil, false
 	}
-	return n.config.Interface, func() udp.Stats { return l.endpoint.Stats().Socket }, true
+	return n.config.Interface, l.hub.Socket, true
 }
 
 // errRemoved is the error of a node whose link somebody else has removed.

@@ -193,7 +193,7 @@ func TestTUNLosesTrains(t *testing.T) {
 	n, err := New(t.Context(), c, log)
 	need.NoError(t, err)
 	stop := run(t, n)
-	endpoint := n.link.(*tunLink).endpoint
+	endpoint, id := n.link.(*tunLink).hub.Endpoint(), n.link.(*tunLink).device.ID
 	if s := endpoint.Stats().Socket; !s.GSO || !s.GRO {
 		stop()
 		need.Offloads(t, false)
@@ -202,13 +202,13 @@ func TestTUNLosesTrains(t *testing.T) {
 	sendTrain := func(content string) {
 		for i := range 3 {
 			from, to := netip.AddrPortFrom(c.Address.V4, 1), netip.MustParseAddrPort("10.61.1.5:1")
-			sender.Send(tunnelID, genevetest.UDP(from, to, fmt.Appendf(nil, "%s %d", content, i)))
+			sender.Send(id, genevetest.UDP(from, to, fmt.Appendf(nil, "%s %d", content, i)))
 		}
 		sender.Flush()
 	}
 	need.Eventually(t, 20*time.Second, "the loss is noticed", func() error {
 		sendTrain("lost")
-		if s, _ := endpoint.TunnelStats(tunnelID); s.Train {
+		if s, _ := endpoint.TunnelStats(id); s.Train {
 			return errors.New("the node sends trains")
 		}
 		return nil

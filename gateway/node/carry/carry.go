@@ -1,5 +1,6 @@
-// Package carry moves packets between TUN devices and a geneve.Endpoint. Each direction has its own
-// goroutine, which owns its buffers.
+// Package carry moves packets between TUN devices and gateways. A Hub has the devices, and one UDP
+// socket. One goroutine receives for all devices; each device has another, which reads from it and
+// sends. Each goroutine owns its buffers.
 package carry
 
 import (
@@ -7,7 +8,6 @@ import (
 	"net"
 	"os"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
@@ -23,8 +23,8 @@ const (
 	MaxPacket = 65535
 )
 
-// Open creates or takes over the TUN device called name.
-func Open(name string, mtu int) (tun.Device, error) {
+// open creates or takes over the TUN device called name.
+func open(name string, mtu int) (tun.Device, error) {
 	fd, _, err := rtnl.OpenTUN(name, unix.IFF_VNET_HDR)
 	if err != nil {
 		return nil, err
@@ -40,28 +40,11 @@ func Open(name string, mtu int) (tun.Device, error) {
 	return device, nil
 }
 
-// LogTrains tests whether trains of datagrams arrive at gateways, and logs changes. It is called
-// about once a second. log returns the log of a tunnel.
-func LogTrains(e *geneve.Endpoint, log func(tunnel uint16) logrus.FieldLogger) {
-	for _, change := range e.ProbeTrains() {
-		if log := log(change.Tunnel); change.On {
-			log.Info("trains arrive at the gateway again")
-		} else {
-			log.WithField("remedy", TrainRemedy).Warn(
-				"UDP_SEGMENT trains do not arrive at the gateway: sending single datagrams, which is slower")
-		}
-	}
-}
-
-// TrainRemedy says what to do if trains to the gateway are lost, which is a known fault of some
-// kernel versions.
-const TrainRemedy = "update the kernels of this node and of the gateway's if they are 7.0 to 7.1.4, or turn tx-udp-segmentation of the network interface off"
-
-// ToGateway sends what the machine routes to a device into the tunnel with an ID. It returns nil
+// toGateway sends what the machine routes to a device into the tunnel with an ID. It returns nil
 // when the endpoint is closed. It returns the device's error when the device is closed or gone, or
 // has a packet of more than room bytes. The device has split super-frames into packets of at most
 // its MTU.
-func ToGateway(device tun.Device, e *geneve.Endpoint, id uint16, room int) error {
+func toGateway(device tun.Device, e *geneve.Endpoint, id uint16, room int) error {
 	sender := e.NewSender()
 	packets, sizes := newPackets(device.BatchSize(), room), make([]int, device.BatchSize())
 	for {
@@ -80,10 +63,10 @@ func ToGateway(device tun.Device, e *geneve.Endpoint, id uint16, room int) error
 	}
 }
 
-// FromGateways gives the kernel what gateways send, until the endpoint is closed. device returns
+// fromGateways gives the kernel what gateways send, until the endpoint is closed. device returns
 // the destination of a packet; nil drops it. Consecutive packets for one device are written
 // together, so that the device can merge those of one TCP stream.
-func FromGateways(e *geneve.Endpoint, device func(p *geneve.Packet) tun.Device) error {
+func fromGateways(e *geneve.Endpoint, device func(p *geneve.Packet) tun.Device) error {
 	receiver := e.NewReceiver()
 	var packets, batch [][]byte
 	var to tun.Device

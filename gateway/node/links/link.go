@@ -29,14 +29,14 @@ type Link struct {
 	Gateway netip.Addr // the gateway's address in the tunnel, of the same family
 }
 
-func (l *Link) tunnel(id uint16) geneve.Tunnel {
+func (l *Link) tunnel() geneve.Tunnel {
 	pair := func(a netip.Addr) geneve.Pair {
 		if a.Is4() {
 			return geneve.Pair{V4: a}
 		}
 		return geneve.Pair{V6: a}
 	}
-	return geneve.Tunnel{ID: id, VNI: l.VNI, Remote: l.Remote, Encap: geneve.Geneve, Inner: geneve.Ethernet,
+	return geneve.Tunnel{VNI: l.VNI, Remote: l.Remote, Encap: geneve.Geneve, Inner: geneve.Ethernet,
 		Local: pair(l.Address), Peer: pair(l.Gateway), Role: geneve.Node}
 }
 
@@ -53,7 +53,7 @@ func (l *Link) check() error {
 	if len(l.Name) == 0 || len(l.Name) >= unix.IFNAMSIZ {
 		return fmt.Errorf("interface: %q has %d bytes; want 1 to %d", l.Name, len(l.Name), unix.IFNAMSIZ-1)
 	}
-	return geneve.Check([]geneve.Tunnel{l.tunnel(1)})
+	return geneve.Check([]geneve.Tunnel{l.tunnel()})
 }
 
 const aliasFormat = "culvert: VNI %d to %s at %s, here %s"
@@ -92,18 +92,6 @@ func isOurs(d netlink.Link) bool {
 	return tun && d.Attrs().Group == Group
 }
 
-// find returns the device with a name; nil if there is none.
-func find(name string) (netlink.Link, error) {
-	d, err := netlink.LinkByName(name)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("links: look for %s: %w", name, err)
-	}
-	return d, nil
-}
-
 // own returns the devices of this package.
 func own() (all []netlink.Link, err error) {
 	devices, err := rtnl.List(netlink.LinkList)
@@ -128,26 +116,13 @@ func Remove() (names []string, err error) {
 	defer release()
 	all, err := own()
 	for _, d := range all {
-		if e := remove(d); e != nil {
-			err = errors.Join(err, e)
+		if e := rtnl.RemoveLink(d); e != nil {
+			err = errors.Join(err, fmt.Errorf("links: %w", e))
 			continue
 		}
 		names = append(names, d.Attrs().Name)
 	}
 	return names, err
-}
-
-func remove(d netlink.Link) error {
-	err := netlink.LinkDel(d)
-	switch {
-	case errors.Is(err, unix.ENODEV):
-		return nil
-	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("links: removing %s needs CAP_NET_ADMIN in this network namespace: %w", d.Attrs().Name, err)
-	case err != nil:
-		return fmt.Errorf("links: remove %s: %w; remove it with: ip link del %s", d.Attrs().Name, err, d.Attrs().Name)
-	}
-	return nil
 }
 
 // configure gives a device the MTU, the address and the alias of l, and removes its other

@@ -229,7 +229,7 @@ func TestDeviceStays(t *testing.T) {
 			if tries.Add(1); !allowed.Load() {
 				return fmt.Errorf("remove %s: %w", d.Attrs().Name, unix.EBUSY)
 			}
-			return remove(d)
+			return rtnl.RemoveLink(d)
 		}
 	})
 	s.Apply([]Link{milan})

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
 
-	"culvert/geneve"
+	"culvert/gateway/node/carry"
+	"culvert/gateway/node/rtnl"
 )
 
 // reconcile makes the machine match the desired links.
@@ -42,9 +44,8 @@ func (s *Set) reconcile(now time.Time, report func([]Status)) {
 			s.log.WithField("interface", name).Info("link is no longer wanted")
 		}
 	}
-	s.publish()
 	if len(s.carriers) == 0 {
-		s.closeSocket()
+		s.hub.Close()
 	}
 	if told {
 		s.prune(names)
@@ -86,9 +87,9 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 		return Refused, "", err
 	}
 	c := s.carriers[l.Name]
-	d, err := find(l.Name)
+	d, err := rtnl.FindLink(l.Name)
 	if err != nil {
-		return Refused, "", err
+		return Refused, "", fmt.Errorf("links: %w", err)
 	}
 	if c != nil && (c.gone() || d == nil || d.Attrs().Index != c.index) {
 		if d == nil || d.Attrs().Index != c.index {
@@ -138,7 +139,7 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 	if c.link != *l {
 		was := c.link
 		c.link = *l
-		if err := s.endpoint.Load().Apply(s.tunnels()); err != nil {
+		if err := s.hub.Change(c.Device, l.tunnel()); err != nil {
 			// Two links may exchange their tunnels, so this one is dropped and starts again.
 			s.drop(c)
 			s.wakeUp()
@@ -152,26 +153,43 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 	return Carried, warning, nil
 }
 
-// begin creates or adopts a device and starts carrying its packets.
+// A carrier is the device of a link.
+type carrier struct {
+	*carry.Device
+	link  Link // as carried
+	index int  // of the device
+	room  int  // bytes of the largest packet that can be read
+}
+
+// gone reports whether the device is no longer read: it is deleted, or others have raised its MTU.
+func (c *carrier) gone() bool {
+	select {
+	case <-c.Ended():
+		return true
+	default:
+		return false
+	}
+}
+
+// begin creates or adopts a device, which then outlives this process, and starts carrying its
+// packets.
 func (s *Set) begin(l *Link, warning string) (State, string, error) {
-	id, ok := s.freeID()
-	if !ok {
-		return Refused, "", errors.New("links: no tunnel ID is free")
-	}
-	e, err := s.open()
+	d, err := s.hub.Add(l.Name, l.MTU, l.MTU, l.tunnel())
 	if err != nil {
+		return Refused, "", fmt.Errorf("links: %w", err)
+	}
+	made, err := netlink.LinkByName(l.Name)
+	if err == nil {
+		err = rtnl.KeepTUN(d.File(), l.Name, Group, true)
+	}
+	if err == nil {
+		err = configure(made, l)
+	}
+	if err != nil {
+		s.hub.Drop(d)
 		return Refused, "", err
 	}
-	if err := e.Apply(append(s.tunnels(), l.tunnel(id))); err != nil {
-		return Refused, "", err
-	}
-	c, err := openCarrier(*l, id)
-	if err != nil {
-		return Refused, "", errors.Join(err, e.Apply(s.tunnels()))
-	}
-	s.carriers[l.Name] = c
-	s.publish()
-	go c.toGateway(e)
+	s.carriers[l.Name] = &carrier{d, *l, made.Attrs().Index, l.MTU}
 	s.log.WithFields(logrus.Fields{"interface": l.Name, "vni": l.VNI, "remote": l.Remote, "mtu": l.MTU}).
 		Info("link is up")
 	return Carried, warning, nil
@@ -179,9 +197,8 @@ func (s *Set) begin(l *Link, warning string) (State, string, error) {
 
 // drop stops carrying the packets of a device. The device stays.
 func (s *Set) drop(c *carrier) {
-	c.close()
-	delete(s.carriers, c.name)
-	s.publish()
+	s.hub.Drop(c.Device)
+	delete(s.carriers, c.Name)
 }
 
 // prune removes devices of this package that are not desired.
@@ -200,42 +217,6 @@ func (s *Set) prune(names map[string]bool) {
 		s.log.WithError(err).Warn("devices that are no longer wanted stay; trying again")
 	}
 	maps.DeleteFunc(s.away, func(name string, _ time.Time) bool { return !names[name] })
-}
-
-func (s *Set) tunnels() (all []geneve.Tunnel) {
-	for _, name := range slices.Sorted(maps.Keys(s.carriers)) {
-		c := s.carriers[name]
-		all = append(all, c.link.tunnel(c.id))
-	}
-	return all
-}
-
-// publish gives the present links to the receiver and the endpoint.
-func (s *Set) publish() {
-	byID := make(map[uint16]*carrier, len(s.carriers))
-	for _, c := range s.carriers {
-		byID[c.id] = c
-	}
-	s.carrying.Store(&byID)
-	e := s.endpoint.Load()
-	if e == nil {
-		return
-	}
-	err := e.Apply(s.tunnels())
-	if s.unapplied.Changed(err) && err != nil {
-		s.log.WithError(err).Error("tunnels cannot be applied")
-	}
-	e.AskNew()
-}
-
-func (s *Set) freeID() (uint16, bool) {
-	used := *s.carrying.Load()
-	for range maxLinks + 1 {
-		if s.nextID++; s.nextID != 0 && used[s.nextID] == nil {
-			return s.nextID, true
-		}
-	}
-	return 0, false
 }
 
 // kernelGeneve reports whether the kernel has Geneve links. It asks at most once per probePause.

@@ -1,7 +1,6 @@
 package links
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -67,9 +65,8 @@ type Presence struct {
 type Set struct {
 	log      logrus.FieldLogger
 	port     uint16
-	endpoint atomic.Pointer[geneve.Endpoint] // nil: no link to carry
+	hub      *carry.Hub
 	wake     chan struct{}
-	carrying atomic.Pointer[map[uint16]*carrier]
 	patience time.Duration // with another Set
 	held     chan struct{} // closed once this Set keeps the links
 	succeeds bool          // it waits longer
@@ -80,19 +77,14 @@ type Set struct {
 	kernel func() bool
 	remove func(netlink.Link) error
 
-	failed chan error
-
 	// For Run only.
-	receiving sync.WaitGroup
-	carriers  map[string]*carrier // by name
-	away      map[string]time.Time
-	hasKern   bool
-	probed    time.Time
-	nextID    uint16
-	loaded    bool // it was logged that the kernel has Geneve links beside ours
-	unread    rtnl.Failure
-	staying   rtnl.Failure
-	unapplied rtnl.Failure
+	carriers map[string]*carrier // by name
+	away     map[string]time.Time
+	hasKern  bool
+	probed   time.Time
+	loaded   bool // it was logged that the kernel has Geneve links beside ours
+	unread   rtnl.Failure
+	staying  rtnl.Failure
 
 	mu       sync.Mutex
 	desired  []Link   // +checklocks:mu
@@ -104,13 +96,12 @@ type Set struct {
 // there is a link to carry, because a kernel's Geneve link with the same port could not go up
 // beside it.
 func New(port uint16, log logrus.FieldLogger) *Set {
-	s := &Set{
-		log: log, port: port, patience: holdPatience, kernel: kernelHasGeneve, remove: remove,
-		wake: make(chan struct{}, 1), failed: make(chan error, 1), held: make(chan struct{}),
+	return &Set{
+		log: log, port: port, patience: holdPatience, kernel: kernelHasGeneve, remove: rtnl.RemoveLink,
+		hub:  carry.NewHub(netip.AddrPortFrom(netip.Addr{}, port), nil),
+		wake: make(chan struct{}, 1), held: make(chan struct{}),
 		carriers: map[string]*carrier{}, away: map[string]time.Time{},
 	}
-	s.carrying.Store(&map[uint16]*carrier{})
-	return s
 }
 
 // Apply sets the desired links. Until the first call, the Set carries the devices of an earlier
@@ -163,50 +154,16 @@ func (s *Set) Run(ctx context.Context, report func([]Status)) error {
 		select {
 		case <-ctx.Done():
 			running = false
-		case err = <-s.failed:
-			running = false
+		case err = <-s.hub.Failed():
+			err, running = fmt.Errorf("links: %w", err), false
 		case <-tick.C:
 		case <-s.wake:
 		}
 	}
 	cancel()
-	for _, c := range s.carriers {
-		c.close()
-	}
-	s.closeSocket()
+	s.hub.Close()
 	beside.Wait()
 	return err
-}
-
-// open returns the endpoint, and opens its socket if there is none.
-func (s *Set) open() (*geneve.Endpoint, error) {
-	if e := s.endpoint.Load(); e != nil {
-		return e, nil
-	}
-	e, err := geneve.Listen(geneve.Options{Listen: netip.AddrPortFrom(netip.Addr{}, s.port)})
-	if err != nil {
-		if errors.Is(err, unix.EADDRINUSE) {
-			holder := rtnl.ListenerAt(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.IPv6Unspecified(), s.port))
-			holder = cmp.Or(holder, "a kernel's Geneve link or a process that this one may not see")
-			return nil, fmt.Errorf("links: UDP port %d is in use by %s; stop it: %w", s.port, holder, err)
-		}
-		return nil, err
-	}
-	s.endpoint.Store(e)
-	s.receiving.Go(func() {
-		if err := s.fromGateways(e); err != nil {
-			s.failed <- err // there is one such goroutine, and Run ends with its error
-		}
-	})
-	return e, nil
-}
-
-// closeSocket closes the socket, so that others can use the port.
-func (s *Set) closeSocket() {
-	if e := s.endpoint.Swap(nil); e != nil {
-		e.Close()
-		s.receiving.Wait()
-	}
 }
 
 // watch wakes Run when a device is deleted.
@@ -225,17 +182,10 @@ func (s *Set) ask(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		e := s.endpoint.Load()
-		if e == nil {
-			continue
+		if e := s.hub.Endpoint(); e != nil {
+			e.AskAll(func() { time.Sleep(askPace) })
+			s.hub.LogTrains(s.log)
 		}
-		e.AskAll(func() { time.Sleep(askPace) })
-		carry.LogTrains(e, func(tunnel uint16) logrus.FieldLogger {
-			if c := (*s.carrying.Load())[tunnel]; c != nil {
-				return s.log.WithField("interface", c.name)
-			}
-			return s.log
-		})
 	}
 }
 
@@ -244,20 +194,20 @@ func (s *Set) Statuses() []Status {
 	s.mu.Lock()
 	all := slices.Clone(s.statuses)
 	s.mu.Unlock()
-	byName := map[string]*carrier{}
-	for _, c := range *s.carrying.Load() {
-		byName[c.name] = c
+	byName := map[string]*carry.Device{}
+	for _, d := range s.hub.Devices() {
+		byName[d.Name] = d
 	}
-	e := s.endpoint.Load()
+	e := s.hub.Endpoint()
 	if e == nil {
 		return all
 	}
 	presences := map[uint16]geneve.Presence{}
 	e.Presences(func(p geneve.Presence) { presences[p.ID] = p })
 	for i := range all {
-		if c := byName[all[i].Link.Name]; c != nil && all[i].State == Carried {
-			p := presences[c.id]
-			t, _ := e.TunnelStats(c.id)
+		if d := byName[all[i].Link.Name]; d != nil && all[i].State == Carried {
+			p := presences[d.ID]
+			t, _ := e.TunnelStats(d.ID)
 			all[i].Presence = Presence{Answers: p.Answered, RTT: p.RTT,
 				ReceivedPackets: t.ReceivedPackets, SentPackets: t.SentPackets, ReceivedBytes: t.ReceivedBytes,
 				SentBytes: t.SentBytes}

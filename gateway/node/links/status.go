@@ -49,7 +49,7 @@ func (s *Set) Show(n *control.NodeStatus) {
 // eachDrop calls yield for each counter of dropped packets.
 func (s *Set) eachDrop(yield func(reason string, packets uint64)) {
 	var st geneve.Stats
-	if e := s.endpoint.Load(); e != nil {
+	if e := s.hub.Endpoint(); e != nil {
 		st = e.Stats()
 	}
 	for r := geneve.Accepted + 1; r < geneve.NumReasons; r++ {
@@ -66,19 +66,14 @@ func (s *Set) AlsoDropped(others func(yield func(reason string, packets uint64))
 
 // Devices returns the names of the devices that this process reads.
 func (s *Set) Devices() (names []string) {
-	for _, c := range *s.carrying.Load() {
-		names = append(names, c.name)
+	for _, d := range s.hub.Devices() {
+		names = append(names, d.Name)
 	}
 	return names
 }
 
 // Socket returns the counters of the socket to gateways; all zero while there is no link to carry.
-func (s *Set) Socket() udp.Stats {
-	if e := s.endpoint.Load(); e != nil {
-		return e.Stats().Socket
-	}
-	return udp.Stats{}
-}
+func (s *Set) Socket() udp.Stats { return s.hub.Socket() }
 
 // Fault names a desired link that does not exist, and why; "" if all exist.
 func (s *Set) Fault() string {

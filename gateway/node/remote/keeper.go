@@ -193,12 +193,12 @@ func ours(r *netlink.Route) bool { return r.Protocol == Protocol }
 // keep makes the routes of a Peer, and returns those that are there. err says which CIDR this node
 // reaches in another way, or what else is wrong.
 func (p *Peer) keep(table []netlink.Route) (have []netlink.Route, err error) {
-	link, err := netlink.LinkByName(p.Link)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, fmt.Errorf("there is no link %s yet", p.Link)
-	}
+	link, err := rtnl.FindLink(p.Link)
 	if err != nil {
-		return nil, fmt.Errorf("look for %s: %w", p.Link, err)
+		return nil, err
+	}
+	if link == nil {
+		return nil, fmt.Errorf("there is no link %s yet", p.Link)
 	}
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		return nil, fmt.Errorf("link %s is down", p.Link)

@@ -11,6 +11,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// FindLink returns the link with a name; nil if there is none.
+func FindLink(name string) (netlink.Link, error) {
+	l, err := netlink.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// RemoveLink removes a link, which may be gone.
+func RemoveLink(l netlink.Link) error {
+	name := l.Attrs().Name
+	switch err := netlink.LinkDel(l); {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("removing %s needs CAP_NET_ADMIN in this network namespace; run culvert node as root: %w",
+			name, err)
+	case err != nil && !errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("remove %s: %w; remove it with: ip link del %s", name, err, name)
+	}
+	return nil
+}
+
 // Adapt brings a link up, with an MTU and these addresses, and takes others from it.
 func Adapt(l netlink.Link, mtu int, addresses []netip.Addr) error {
 	a := l.Attrs()
