@@ -175,111 +175,151 @@ func (c *comparison) round(m *maker, config *nat.Config) {
 	}
 }
 
-// one compares the results for one packet, which may come in fragments.
+// A compared is one packet, which may come in fragments, and what both sides make of it.
+type compared struct {
+	*flow
+	in        nat.Link
+	parts     [][]byte
+	first     []byte // of parts
+	verdict   nat.Verdict
+	want, got []output // of the engine and of the kernel
+}
+
+// one compares the results for one packet.
 func (c *comparison) one(engine *nat.Engine, kernel *oracle, f *flow, in nat.Link, parts [][]byte) {
 	c.now = c.now.Add(time.Millisecond)
 	own := c.counts[ownMessages]
-	verdict, want := c.process(engine, in, parts)
+	x := &compared{flow: f, in: in, parts: parts}
+	x.verdict, x.want = c.process(engine, in, parts)
 	got, err := kernel.inject(in, parts)
 	need.NoError(c.t, err)
-	b := slices.MinFunc(parts, func(x, y []byte) int { return offset(x) - offset(y) })
-	got = c.wait(kernel, b, got, len(want), settle)
-	describe := func() string {
-		return fmt.Sprintf("packet at port %d:\n%s%v\nnft:\n%s\nrouting:\n%s", in, dump(b), viewOf(b),
-			nftText(c.tables), routingText(c.routing))
-	}
-	v, _ := nattest.Check(b)
+	x.first = slices.MinFunc(parts, func(x, y []byte) int { return offset(x) - offset(y) })
+	x.got = c.wait(kernel, x.first, got, len(x.want), settle)
+	v, _ := nattest.Check(x.first)
 	f.told = f.told || isError(v)
-	if isError(v) && (len(got) != len(want) || len(want) > 0 && got[0].link != want[0].link) {
+	if isError(v) && (len(x.got) != len(x.want) || len(x.want) > 0 && x.got[0].link != x.want[0].link) {
 		c.counts["difference: the engine filters and routes an ICMP error as its connection, the kernel by its own addresses"]++
 		return
 	}
-	if verdict.Action != nat.Forward && len(got) > 0 {
-		if why, ok := oracleDifferences[verdict.Reason]; ok {
-			c.counts["difference: "+verdict.Reason.String()+": "+why]++
-			return
-		}
-		c.t.Errorf("the engine says %v %v, the kernel sends at link %d:\n%s%v\n%s", verdict.Action,
-			verdict.Reason, got[0].link,
-			dump(got[0].bytes), viewOf(got[0].bytes), describe())
+	if x.verdict.Action != nat.Forward && len(x.got) > 0 {
+		c.forwarded(x)
 		return
 	}
-	if len(got) == 0 && f.moved(c.tables, verdict.Out) {
-		c.counts["difference: the kernel ends a masqueraded connection whose route moves to another device"]++
+	if why := c.kernelDrops(x); why != "" {
+		c.counts["difference: "+why]++
 		f.script = nil
 		return
 	}
-	if len(got) == 0 && len(want) > 0 && f.protocol == protoOther && !f.ends[1].open {
-		c.counts["difference: no ports to tell two connections apart; the engine tells nodes and the tunnel apart"]++
-		f.script = nil
-		return
-	}
-	if len(got) < len(want) {
-		got = append(got, c.wait(kernel, b, nil, len(want)-len(got), 100*settle)...)
+	if len(x.got) < len(x.want) {
+		x.got = append(x.got, c.wait(kernel, x.first, nil, len(x.want)-len(x.got), 100*settle)...)
 	}
 	f.told = f.told || c.counts[ownMessages] > own
-	elsewhere := len(got) != len(want) || len(want) > 0 && slices.ContainsFunc(want, func(o output) bool {
-		return o.link != got[0].link
+	if why := c.marks(x); why != "" {
+		c.counts["difference: "+why]++
+		f.script = nil
+		return
+	}
+	if len(x.want) == 0 && len(x.got) == 0 {
+		c.counts["both drop: "+x.verdict.Reason.String()]++
+		if c.record != nil {
+			c.record(c.now, in, x.first, nil)
+		}
+	} else if c.equal(x) {
+		c.count(x, isError(v))
+		f.learn(in, x.want[0].link, x.want[0].bytes)
+	}
+}
+
+func (c *comparison) describe(x *compared) string {
+	return fmt.Sprintf("packet at port %d:\n%s%v\nnft:\n%s\nrouting:\n%s", x.in, dump(x.first), viewOf(x.first),
+		nftText(c.tables), routingText(c.routing))
+}
+
+// forwarded judges a packet that the kernel alone forwards.
+func (c *comparison) forwarded(x *compared) {
+	if why, ok := oracleDifferences[x.verdict.Reason]; ok {
+		c.counts["difference: "+x.verdict.Reason.String()+": "+why]++
+		return
+	}
+	c.t.Errorf("the engine says %v %v, the kernel sends at link %d:\n%s%v\n%s", x.verdict.Action, x.verdict.Reason,
+		x.got[0].link, dump(x.got[0].bytes), viewOf(x.got[0].bytes), c.describe(x))
+}
+
+// kernelDrops returns why the kernel may drop what the engine forwards, or "".
+func (c *comparison) kernelDrops(x *compared) string {
+	switch {
+	case len(x.got) == 0 && x.moved(c.tables, x.verdict.Out):
+		return "the kernel ends a masqueraded connection whose route moves to another device"
+	case len(x.got) == 0 && len(x.want) > 0 && x.protocol == protoOther && !x.ends[1].open:
+		return "no ports to tell two connections apart; the engine tells nodes and the tunnel apart"
+	}
+	return ""
+}
+
+// marks returns why marks of connections may lead packets elsewhere, or "".
+func (c *comparison) marks(x *compared) string {
+	elsewhere := len(x.got) != len(x.want) || slices.ContainsFunc(x.want, func(o output) bool {
+		return o.link != x.got[0].link
 	})
 	switch marks := have(c.tables, rules.ActionCTMark); {
-	case marks && elsewhere && len(parts) > 1:
-		c.counts["difference: a mark that a first fragment gives its connection leads the later ones; the kernel routes them together"]++
-		f.script = nil
-		return
-	case marks && elsewhere && f.told:
-		c.counts["difference: rules that an ICMP error or a message of the kernel meets mark the connection that it is about"]++
-		f.script = nil
-		return
+	case marks && elsewhere && len(x.parts) > 1:
+		return "a mark that a first fragment gives its connection leads the later ones; the kernel routes them together"
+	case marks && elsewhere && x.told:
+		return "rules that an ICMP error or a message of the kernel meets mark the connection that it is about"
 	}
-	if len(got) != len(want) {
-		c.t.Errorf("the engine sends %d packets, the kernel %d\n%s", len(want), len(got), describe())
-		for _, x := range want {
-			c.t.Logf("engine at link %d: %v", x.link, viewOf(x.bytes))
+	return ""
+}
+
+// equal reports an error unless both sides send the same.
+func (c *comparison) equal(x *compared) bool {
+	if len(x.got) != len(x.want) {
+		c.t.Errorf("the engine sends %d packets, the kernel %d\n%s", len(x.want), len(x.got), c.describe(x))
+		for _, o := range x.want {
+			c.t.Logf("engine at link %d: %v", o.link, viewOf(o.bytes))
 		}
-		return
+		return false
 	}
-	if len(want) == 0 {
-		c.counts["both drop: "+verdict.Reason.String()]++
-		if c.record != nil {
-			c.record(c.now, in, b, nil)
-		}
-		return
-	}
-	for _, fragments := range [][]output{got, want} {
+	for _, fragments := range [][]output{x.got, x.want} {
 		slices.SortStableFunc(fragments, func(x, y output) int { return offset(x.bytes) - offset(y.bytes) })
 	}
-	for i := range want {
-		if oddMSS(want[i].bytes) && got[i].link == want[i].link && equalButTCPChecksum(got[i].bytes, want[i].bytes) {
+	for i, want := range x.want {
+		got := x.got[i]
+		if oddMSS(want.bytes) && got.link == want.link && equalButTCPChecksum(got.bytes, want.bytes) {
 			c.counts["difference: the kernel's checksum is wrong for an MSS option at an odd offset"]++
 			continue
 		}
-		if got[i].link != want[i].link || !equalPackets(got[i].bytes, want[i].bytes) {
-			c.t.Errorf("packet %d: the engine sends at link %d\n%s%v\nthe kernel at link %d\n%s%v\n%s", i, want[i].link,
-				dump(want[i].bytes),
-				viewOf(want[i].bytes), got[i].link, dump(got[i].bytes), viewOf(got[i].bytes), describe())
-			return
+		if got.link != want.link || !equalPackets(got.bytes, want.bytes) {
+			c.t.Errorf("packet %d: the engine sends at link %d\n%s%v\nthe kernel at link %d\n%s%v\n%s", i, want.link,
+				dump(want.bytes), viewOf(want.bytes), got.link, dump(got.bytes), viewOf(got.bytes), c.describe(x))
+			return false
 		}
 	}
+	return true
+}
+
+// count counts and records a packet of which both sides send the same.
+func (c *comparison) count(x *compared, isError bool) {
 	c.counts["equal"]++
-	if c.record != nil && slices.EqualFunc(got, want, func(x, y output) bool { return bytes.Equal(x.bytes, y.bytes) }) {
-		c.record(c.now, in, b, got)
+	if c.record != nil && slices.EqualFunc(x.got, x.want, func(x, y output) bool {
+		return bytes.Equal(x.bytes, y.bytes)
+	}) {
+		c.record(c.now, x.in, x.first, x.got)
 	}
-	if isError(v) {
+	if isError {
 		c.counts["  of them ICMP errors"]++
 	}
-	if len(parts) > 1 {
+	if len(x.parts) > 1 {
 		c.counts["  of them in fragments"]++
-	} else if len(want) > 1 {
+	} else if len(x.want) > 1 {
 		c.counts["  of them fragmented"]++
 	}
-	if !bytes.Equal(b[12:20], want[0].bytes[12:20]) && b[0]>>4 == 4 || b[0]>>4 == 6 && !bytes.Equal(b[8:40],
-		want[0].bytes[8:40]) {
+	b, sent := x.first, x.want[0].bytes
+	if !bytes.Equal(b[12:20], sent[12:20]) && b[0]>>4 == 4 || b[0]>>4 == 6 && !bytes.Equal(b[8:40], sent[8:40]) {
 		c.counts["  of them translated"]++
 	}
 	if b[0]>>4 == 6 {
 		c.counts["  of them IPv6"]++
 	}
-	f.learn(in, want[0].link, want[0].bytes)
 }
 
 // process passes a packet through the engine. The verdict is that of the first fragment, or of one
