@@ -32,6 +32,46 @@ type guestHost struct {
 	addresses [2]string
 }
 
+var guestHosts = []guestHost{
+	{"one", [2]string{"10.0.1.5", "fd00:10:0:1::5"}}, {"two", [2]string{"10.0.2.5", "fd00:10:0:2::5"}},
+	{"outside", [2]string{"203.0.113.5", "fd03::5"}}, {"node", [2]string{"203.0.113.1", "fd03::1"}},
+}
+
+// links returns commands that make and connect the namespace.
+func (h guestHost) links() []string {
+	lines := []string{"ip netns add " + h.name,
+		fmt.Sprintf("ip link add %s type veth peer name eth0 netns %[1]s; ip link set %[1]s up", h.name),
+		fmt.Sprintf("ip -n %s link set lo up; ip -n %[1]s link set eth0 up", h.name)}
+	for family, a := range h.addresses {
+		gateway, bits := strings.TrimSuffix(a, "5")+"1", []int{24, 64}[family]
+		nodad := []string{"", "nodad"}[family]
+		lines = append(lines, fmt.Sprintf("ip addr add %s/%d dev %s %s", gateway, bits, h.name, nodad),
+			fmt.Sprintf("ip -n %s addr add %s/%d dev eth0 %s", h.name, a, bits, nodad),
+			fmt.Sprintf("ip -n %s -%d route add default via %s", h.name, []int{4, 6}[family], gateway))
+	}
+	return lines
+}
+
+// servers returns commands that start the servers of sctpServices, which say their name and whom
+// they see.
+func (h guestHost) servers() (lines []string) {
+	for family := range h.addresses {
+		// Bound to one address, so that neither end announces others.
+		listen := fmt.Sprintf("SCTP%d-LISTEN:808%%d,bind=%s,fork,reuseaddr", []int{4, 6}[family], h.literal(family))
+		lines = append(lines,
+			fmt.Sprintf("ip netns exec %s socat -U "+listen+
+				" SYSTEM:'echo %[1]s $SOCAT_PEERADDR; cat /tmp/sent' >/dev/null 2>&1 &", h.name, 1),
+			fmt.Sprintf("ip netns exec %s socat -u "+listen+
+				" SYSTEM:'s=$(sha256sum); echo %[1]s $SOCAT_PEERADDR $s >/tmp/heard.new; mv /tmp/heard.new /tmp/heard' >/dev/null 2>&1 &", h.name, 2))
+	}
+	return lines
+}
+
+// literal returns an address as a part of address:port.
+func (h guestHost) literal(family int) string {
+	return []string{h.addresses[0], "[" + h.addresses[1] + "]"}[family]
+}
+
 // TestServicesSCTP uses a node's Services over SCTP, inside a guest whose kernel supports it: over
 // both families, from endpoints themselves, the node and a host outside, at cluster addresses, node
 // ports and external addresses. Either end sends 100,000 bytes, which must arrive intact, and
@@ -39,38 +79,16 @@ type guestHost struct {
 func TestServicesSCTP(t *testing.T) {
 	beside(t, func(t *testing.T) {
 		g := startGuest(newPeerHost(t, "beside"), "172.18.0.2/24", "")
-		hosts := []guestHost{
-			{"one", [2]string{"10.0.1.5", "fd00:10:0:1::5"}}, {"two", [2]string{"10.0.2.5", "fd00:10:0:2::5"}},
-			{"outside", [2]string{"203.0.113.5", "fd03::5"}}, {"node", [2]string{"203.0.113.1", "fd03::1"}},
-		}
 		lines := []string{
 			"modprobe sctp; modprobe tun",
 			"echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding",
 			"head -c 100000 /dev/urandom >/tmp/sent",
 		}
-		for _, h := range hosts[:3] {
-			lines = append(lines, "ip netns add "+h.name,
-				fmt.Sprintf("ip link add %s type veth peer name eth0 netns %[1]s; ip link set %[1]s up", h.name),
-				fmt.Sprintf("ip -n %s link set lo up; ip -n %[1]s link set eth0 up", h.name))
-			for family, a := range h.addresses {
-				gateway, bits := strings.TrimSuffix(a, "5")+"1", []int{24, 64}[family]
-				lines = append(lines, fmt.Sprintf("ip addr add %s/%d dev %s %s", gateway, bits, h.name,
-					[]string{"", "nodad"}[family]),
-					fmt.Sprintf("ip -n %s addr add %s/%d dev eth0 %s", h.name, a, bits, []string{"", "nodad"}[family]),
-					fmt.Sprintf("ip -n %s -%d route add default via %s", h.name, []int{4, 6}[family], gateway))
-			}
+		for _, h := range guestHosts[:3] {
+			lines = append(lines, h.links()...)
 		}
-		for _, h := range hosts[:2] {
-			for family, a := range h.addresses {
-				// Bound to one address, so that neither end announces others.
-				listen := fmt.Sprintf("SCTP%d-LISTEN:808%%d,bind=%s,fork,reuseaddr", []int{4, 6}[family],
-					[]string{a, "[" + a + "]"}[family])
-				lines = append(lines,
-					fmt.Sprintf("ip netns exec %s socat -U "+listen+
-						" SYSTEM:'echo %[1]s $SOCAT_PEERADDR; cat /tmp/sent' >/dev/null 2>&1 &", h.name, 1),
-					fmt.Sprintf("ip netns exec %s socat -u "+listen+
-						" SYSTEM:'s=$(sha256sum); echo %[1]s $SOCAT_PEERADDR $s >/tmp/heard.new; mv /tmp/heard.new /tmp/heard' >/dev/null 2>&1 &", h.name, 2))
-			}
+		for _, h := range guestHosts[:2] {
+			lines = append(lines, h.servers()...)
 		}
 		g.sh(lines...)
 		g.write("/tmp/services.yaml", sctpServices)
@@ -81,55 +99,15 @@ func TestServicesSCTP(t *testing.T) {
 		for family := range 2 {
 			cluster, external := []string{"10.96.0.10", "[fd96::a]"}[family], []string{"198.51.100.10",
 				"[2001:db8:5::a]"}[family]
-			node := hosts[3].addresses[family]
-			for _, from := range hosts {
+			for _, from := range guestHosts {
 				for _, to := range []string{cluster, "node", external} {
 					if from.name == "outside" && to == cluster {
 						continue
 					}
 					for _, listens := range []bool{false, true} {
-						address, port := to, 81
-						if listens {
-							port = 82
-						}
-						if to == "node" {
-							address, port = []string{node, "[" + node + "]"}[family], port+30000+2*family
-						}
-						own := []string{from.addresses[family], "[" + from.addresses[family] + "]"}[family]
-						client, at := fmt.Sprintf("SCTP%d:%s:%d,bind=%s", []int{4, 6}[family], address, port, own),
-							"ip netns exec "+from.name+" "
-						if from.name == "node" {
-							at = ""
-						}
-						var out string
-						if listens {
-							out = g.sh("rm -f /tmp/heard", at+"socat -u /tmp/sent "+client,
-								"n=0; until [ -e /tmp/heard ]; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done",
-								"cat /tmp/heard")
-						} else {
-							out = g.sh(at+"socat -u "+client+" - >/tmp/got",
-								"echo $(head -n 1 /tmp/got) $(tail -n +2 /tmp/got | sha256sum) $(wc -c </tmp/got)")
-						}
-						said := strings.Fields(out)
-						if len(said) < 3 {
-							t.Fatalf("%s asks %s:%d: %q", from.name, address, port, out)
-						}
-						who, sees := said[0], strings.Trim(said[1], "[]")
+						q := sctpQuestion{from, family, to, to == cluster, listens}
+						answered[q.ask(t, g, sum)]++
 						asked++
-						answered[who]++
-						// As with kube-proxy, endpoints see the node. Only pods at a cluster
-						// address, and pods and the host outside at a Service with
-						// externalTrafficPolicy Local, keep their address; a pod that reaches
-						// itself never does.
-						want := node
-						if pod := from.name == "one" || from.name == "two"; pod && who != from.name &&
-							(to == cluster || listens) || from.name == "outside" && listens {
-							want = from.addresses[family]
-						}
-						if netip.MustParseAddr(sees).String() != want || said[2] != sum {
-							t.Errorf("%s asks %s:%d: %s answers, which sees %s, want %s; SHA-256 %s, want %s",
-								from.name, address, port, who, sees, want, said[2], sum)
-						}
 					}
 				}
 			}
@@ -141,6 +119,66 @@ func TestServicesSCTP(t *testing.T) {
 		g.sh("kill $(cat /tmp/services.pid)",
 			"n=0; while ip link show culvert0 2>/dev/null; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done")
 	}, probeGuest)
+}
+
+// An sctpQuestion is a client's association with a Service.
+type sctpQuestion struct {
+	from    guestHost
+	family  int
+	to      string // "node": at its node port
+	cluster bool   // to is a cluster address
+	listens bool   // the Service listens, so the client sends
+}
+
+// at returns the address and port.
+func (q *sctpQuestion) at() string {
+	port := 81
+	if q.listens {
+		port = 82
+	}
+	if q.to == "node" {
+		return fmt.Sprintf("%s:%d", guestHosts[3].literal(q.family), port+30000+2*q.family)
+	}
+	return fmt.Sprintf("%s:%d", q.to, port)
+}
+
+// sees returns whom the endpoint who must see. As with kube-proxy, endpoints see the node. Only
+// pods at a cluster address, and pods and the host outside at a Service with externalTrafficPolicy
+// Local, keep their address; a pod that reaches itself never does.
+func (q *sctpQuestion) sees(who string) string {
+	pod := q.from.name == "one" || q.from.name == "two"
+	if pod && who != q.from.name && (q.cluster || q.listens) || q.from.name == "outside" && q.listens {
+		return q.from.addresses[q.family]
+	}
+	return guestHosts[3].addresses[q.family]
+}
+
+// ask returns which endpoint has answered. The data that arrives must have the SHA-256 sum.
+func (q *sctpQuestion) ask(t *testing.T, g *guest, sum string) (who string) {
+	t.Helper()
+	client, at := fmt.Sprintf("SCTP%d:%s,bind=%s", []int{4, 6}[q.family], q.at(), q.from.literal(q.family)),
+		"ip netns exec "+q.from.name+" "
+	if q.from.name == "node" {
+		at = ""
+	}
+	var out string
+	if q.listens {
+		out = g.sh("rm -f /tmp/heard", at+"socat -u /tmp/sent "+client,
+			"n=0; until [ -e /tmp/heard ]; do n=$((n+1)); [ $n -lt 200 ]; sleep 0.05; done", "cat /tmp/heard")
+	} else {
+		out = g.sh(at+"socat -u "+client+" - >/tmp/got",
+			"echo $(head -n 1 /tmp/got) $(tail -n +2 /tmp/got | sha256sum) $(wc -c </tmp/got)")
+	}
+	said := strings.Fields(out)
+	if len(said) < 3 {
+		t.Fatalf("%s asks %s: %q", q.from.name, q.at(), out)
+	}
+	who, sees := said[0], strings.Trim(said[1], "[]")
+	if want := q.sees(who); netip.MustParseAddr(sees).String() != want || said[2] != sum {
+		t.Errorf("%s asks %s: %s answers, which sees %s, want %s; SHA-256 %s, want %s", q.from.name, q.at(), who, sees,
+			want, said[2], sum)
+	}
+	return who
 }
 
 // TestServicesAnnounceGuest: an older kernel answers ARP for an address while its node lives, and
