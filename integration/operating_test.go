@@ -66,6 +66,7 @@ func TestOperating(t *testing.T) {
 	archive := filepath.Join(u.runtime, "fault.tar.gz")
 	want(0, archive+": 5 files, ", "gather", "--socket", "rome", "-w", archive)
 	want(0, "rome to milan, client", "status", "--from", archive)
+	need.NoError(t, os.Remove(archive))
 
 	file := filepath.Join(u.runtime, "ping.pcapng")
 	capture := u.program(u.binary, "capture", "--socket", "rome", "--at", "pre,post", "--protocol", "icmp", "-a",
