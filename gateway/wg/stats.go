@@ -51,10 +51,6 @@ func (d *Device) PeerStats() (PeerStats, error) {
 	return s, nil
 }
 
-// Turnover counts the packets of one direction that wireguard-go was given, without those given up
-// that may still come back, and those that it gave back.
-type Turnover struct{ Given, Returned uint64 }
-
 // Stats are the counters of a Device.
 type Stats struct {
 	Outbound, Inbound [NumReasons]uint64 // packets dropped, to and from the peer
@@ -63,8 +59,6 @@ type Stats struct {
 	Talk              Talk               // handshakes
 	ReceivePauses     uint64             // of a receiver, after an error from the kernel
 	Sockets           []udp.Stats        // IPv4 first
-
-	Encrypted, Decrypted Turnover // of wireguard-go
 
 	// How long sampled batches took in wireguard-go, in each direction, and to be sent to the peer.
 	Encrypt, Decrypt, Send latency.Counts
@@ -79,8 +73,6 @@ func (d *Device) Stats() Stats {
 		LostTrains:    d.probe.losses.Load(),
 		ReceivePauses: d.bind.receiveStops.Load(),
 		Sockets:       d.bind.stats(),
-		Encrypted:     d.bind.out.turnover(),
-		Decrypted:     d.bind.in.turnover(),
 		Encrypt:       d.bind.passed.encrypt.Counts(),
 		Decrypt:       d.bind.passed.decrypt.Counts(),
 		Send:          d.bind.passed.send.Counts(),
@@ -88,6 +80,15 @@ func (d *Device) Stats() Stats {
 	s.Outbound[TunnelDiscard] = uint64(d.bind.out.gone.Load())
 	s.Inbound[TunnelDiscard] = uint64(d.bind.in.gone.Load())
 	return s
+}
+
+// A Turnover counts the packets of one direction that wireguard-go was given, without those given
+// up that may still come back, and those that it gave back.
+type Turnover struct{ Given, Returned uint64 }
+
+// Turnover returns what wireguard-go was given to encrypt and to decrypt.
+func (d *Device) Turnover() (encrypted, decrypted Turnover) {
+	return d.bind.out.turnover(), d.bind.in.turnover()
 }
 
 // Settle must be called once a second: it counts what wireguard-go has dropped.

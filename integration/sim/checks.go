@@ -120,8 +120,8 @@ func (p *pod) judgeLedger() {
 	lost := func(way *path.Counters) uint64 {
 		return way.Dropped(path.DropLocalQueueFull) + way.Dropped(path.DropOutput)
 	}
-	tunnel := p.wg().Stats()
-	given, back := tunnel.Encrypted.Given, tunnel.Encrypted.Returned
+	encrypted, decrypted := p.wg().Turnover()
+	given, back := encrypted.Given, encrypted.Returned
 	toPeer, between := stats.Outbound.Forwarded+outbound.Generated(), uint64(0)
 	// the destination of IPv6 has no checksum that a gateway looks at: it may be a pod at another
 	// node
@@ -131,7 +131,7 @@ func (p *pod) judgeLedger() {
 	balance("packets for the peer", toPeer, given+lost(outbound)+between)
 	_, data := p.own.peer.counts()
 	balance("messages to the peer", data, back)
-	if back = tunnel.Decrypted.Returned; p.own.relay != nil { // what the gateway before has decrypted for this one
+	if back = decrypted.Returned; p.own.relay != nil { // what the gateway before has decrypted for this one
 		back += p.own.relay.packetsArrived.Load()
 	}
 	back -= p.own.lent
