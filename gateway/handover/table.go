@@ -120,7 +120,8 @@ func (l *Line) Restore(t *Table, last Kind, within time.Duration) (body []byte, 
 			return body, r.End(), nil
 		case k != KindRecords:
 			return nil, took, fmt.Errorf("%w: message %d", ErrStrange, k)
-		case last == KindCut:
+		case last == KindCut: // each message by itself
+			r.End()
 			r = t.Engine.Restore(t.Link, t.Now())
 		}
 		r.Write(body)
