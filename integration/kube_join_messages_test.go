@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"culvert/integration/need"
-	invitations "culvert/kube/join"
+	"culvert/kube/join/terms"
 )
 
 // testJoinMessages joins the clusters by an invitation and its answer.
@@ -80,7 +80,7 @@ func unfit(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	need.NoError(t, err)
-	i, err := invitations.ParseInvitation(text)
+	i, err := terms.ParseInvitation(text)
 	need.NoError(t, err)
 	i.Pods, i.External = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, netip.MustParsePrefix("172.31.0.0/24")
 	file = filepath.Join(t.TempDir(), "unfit")

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 )
 
 func newAcceptCommand() *cobra.Command {
@@ -48,7 +48,7 @@ func newAcceptCommand() *cobra.Command {
 }
 
 // readInvitation reads a message from a file, or from standard input.
-func readInvitation(name string, stdin io.Reader) (*join.Invitation, error) {
+func readInvitation(name string, stdin io.Reader) (*terms.Invitation, error) {
 	in := stdin
 	if name != "-" {
 		f, err := os.Open(name)
@@ -58,14 +58,14 @@ func readInvitation(name string, stdin io.Reader) (*join.Invitation, error) {
 		defer f.Close()
 		in = f
 	}
-	text, err := io.ReadAll(io.LimitReader(in, join.MaxInvitation+1))
+	text, err := io.ReadAll(io.LimitReader(in, terms.MaxInvitation+1))
 	if err != nil {
 		return nil, err
 	}
-	return join.ParseInvitation(text)
+	return terms.ParseInvitation(text)
 }
 
-func (x *inviting) accept(i *join.Invitation) error {
+func (x *inviting) accept(i *terms.Invitation) error {
 	if x.name != "" && x.name != i.To {
 		return fmt.Errorf("--name: the message is for %s, not for %s", i.To, x.name)
 	}
@@ -76,21 +76,21 @@ func (x *inviting) accept(i *join.Invitation) error {
 		return (&site{context: x.context}).of(err) // the message may name another cluster
 	}
 	x.say("words of this message, which %s has printed too: %s", i.From, i.Words())
-	x.peer = join.Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key, Role: "Client",
+	x.peer = terms.Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key, Role: "Client",
 		Endpoint: i.Endpoint}
 	if i.Answers != "" {
 		x.peer.Role = "Server"
 		return x.complete(i)
 	}
-	nonce := cmp.Or(x.found.Nonce(i.From), join.NewNonce())
+	nonce := cmp.Or(x.found.Nonce(i.From), terms.NewNonce())
 	if err := x.install(nonce); err != nil {
 		return err
 	}
-	return x.print(&join.Invitation{Nonce: nonce, Answers: i.Nonce})
+	return x.print(&terms.Invitation{Nonce: nonce, Answers: i.Nonce})
 }
 
 // complete applies an answer, and waits until packets pass.
-func (x *inviting) complete(i *join.Invitation) error {
+func (x *inviting) complete(i *terms.Invitation) error {
 	if err := x.install(x.found.Nonce(i.From)); err != nil {
 		return err
 	}

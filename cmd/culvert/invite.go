@@ -14,7 +14,7 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/gateway/wgkey"
 	"culvert/kube/deploy"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 )
 
 // inviting is one run of culvert invite or accept, in one cluster.
@@ -22,7 +22,7 @@ type inviting struct {
 	*joiner
 	*end
 	name string // of the cluster, by --name
-	peer join.Peer
+	peer terms.Peer
 }
 
 func newInviteCommand() *cobra.Command {
@@ -44,7 +44,7 @@ func newInviteCommand() *cobra.Command {
 	x.addExpose(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		e := new(configfile.Errors)
-		join.CheckName(e, "--peer", x.peer.Name)
+		terms.CheckName(e, "--peer", x.peer.Name)
 		if err := errors.Join(e.Err(), x.check(true)); err != nil {
 			return err
 		}
@@ -131,7 +131,7 @@ func (x *inviting) invite() error {
 			"its Peering %s is a Client, and a Server invites: let %[1]s invite, or leave the peering first",
 			x.peer.Name))
 	}
-	nonce := cmp.Or(x.found.Nonce(x.peer.Name), join.NewNonce())
+	nonce := cmp.Or(x.found.Nonce(x.peer.Name), terms.NewNonce())
 	if err := x.install(nonce); err != nil {
 		return err
 	}
@@ -141,11 +141,11 @@ func (x *inviting) invite() error {
 	if err != nil {
 		return cli.Failed(x.of(err))
 	}
-	return x.print(&join.Invitation{Endpoint: endpoint, Nonce: nonce})
+	return x.print(&terms.Invitation{Endpoint: endpoint, Nonce: nonce})
 }
 
 // print completes an invitation and prints it.
-func (x *inviting) print(i *join.Invitation) error {
+func (x *inviting) print(i *terms.Invitation) error {
 	ctx, cancel := x.bounded()
 	defer cancel()
 	text, err := x.key(ctx, x.end)

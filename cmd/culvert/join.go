@@ -16,7 +16,7 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/kube/deploy"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 )
 
 func newJoinCommand() *cobra.Command {
@@ -186,7 +186,7 @@ func (x *joining) clusters() (names []string) {
 		case len(x.names) > 0:
 			names = append(names, x.names[i])
 		default:
-			names = append(names, join.NameOf(context))
+			names = append(names, terms.NameOf(context))
 		}
 	}
 	return names
@@ -275,7 +275,7 @@ func (x *joining) guess(a, b *site) (s *site, why string) {
 // API servers check them, and shows them.
 func (x *joining) plan() error {
 	for _, p := range x.pairs {
-		specs, lines, err := join.Pair(p.ends[0].found, p.ends[1].found, x.endpoint)
+		specs, lines, err := terms.Pair(p.ends[0].found, p.ends[1].found, x.endpoint)
 		if err != nil {
 			return err
 		}

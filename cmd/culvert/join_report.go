@@ -15,21 +15,21 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert/cmd/internal/cli"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 	"culvert/kube/peering"
 )
 
 // An endReport is the result for one end.
 type endReport struct {
-	Cluster  string      `json:"cluster"`
-	Context  string      `json:"context"`
-	Peer     string      `json:"peer"`
-	Role     string      `json:"role"`
-	Endpoint string      `json:"endpoint,omitempty"`
-	Nodes    string      `json:"nodes"`
-	RTT      string      `json:"rtt,omitempty"`
-	Sees     []seenAs    `json:"sees"`
-	Found    []join.Line `json:"found"`
+	Cluster  string       `json:"cluster"`
+	Context  string       `json:"context"`
+	Peer     string       `json:"peer"`
+	Role     string       `json:"role"`
+	Endpoint string       `json:"endpoint,omitempty"`
+	Nodes    string       `json:"nodes"`
+	RTT      string       `json:"rtt,omitempty"`
+	Sees     []seenAs     `json:"sees"`
+	Found    []terms.Line `json:"found"`
 }
 
 // seenAs is a CIDR of the other cluster.
@@ -159,7 +159,7 @@ func printEnds(cmd *cobra.Command, all []endReport) error {
 			example := ""
 			if from, err := netip.ParsePrefix(x.CIDR); err == nil && x.What == "pods" {
 				if to, err := netip.ParsePrefix(x.As); err == nil {
-					example = fmt.Sprintf("%s is %s in %s", join.Nth(from, 261), join.Nth(to, 261), end.Cluster)
+					example = fmt.Sprintf("%s is %s in %s", terms.Nth(from, 261), terms.Nth(to, 261), end.Cluster)
 				}
 			}
 			fmt.Fprintf(t, "  %s of %s\t%s\tas %s\t%s\n", x.What, x.Cluster, x.CIDR, x.As, example)

@@ -24,7 +24,7 @@ import (
 	"culvert/gateway/configfile"
 	"culvert/kube/deploy"
 	"culvert/kube/image"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
 	"culvert/kube/peering"
 )
@@ -55,7 +55,7 @@ type site struct {
 	context, version, name, id string
 	imports                    string            // namespace given by the user
 	values                     *manifests.Values // likewise; nil = as they are
-	found                      *join.Cluster
+	found                      *terms.Cluster
 	installing                 sync.Mutex // of what its ends share
 }
 
@@ -64,7 +64,7 @@ type end struct {
 	*site
 	title      string // what messages call it
 	spec       *peering.Spec
-	lines      []join.Line // about spec
+	lines      []terms.Line // about spec
 	had, wants *manifests.Gateway
 	plan       *deploy.Plan
 }
@@ -135,7 +135,7 @@ func (j *joiner) addExpose(cmd *cobra.Command) {
 func (j *joiner) check(single bool) error {
 	e := new(configfile.Errors)
 	for _, name := range j.names {
-		join.CheckName(e, "--name", name)
+		terms.CheckName(e, "--name", name)
 	}
 	of := func(flag, what, text string) (name, value string) {
 		name, value, named := strings.Cut(text, "=")
@@ -266,10 +266,10 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 		name = survey.Own()
 	}
 	if name == "" {
-		name = join.NameOf(s.context)
+		name = terms.NameOf(s.context)
 	}
 	e := new(configfile.Errors)
-	if join.CheckName(e, "--name", name); e.Err() != nil {
+	if terms.CheckName(e, "--name", name); e.Err() != nil {
 		return e.Err()
 	}
 	key := name
@@ -277,7 +277,7 @@ func (j *joiner) survey(ctx context.Context, s *site, name string) error {
 		key = ""
 	}
 	s.name, s.imports, s.values = name, j.imports[key], j.values[key]
-	s.found, err = survey.Find(name, join.Hints{Pods: j.pods[key], Services: j.services[key], Avoid: j.avoid,
+	s.found, err = survey.Find(name, terms.Hints{Pods: j.pods[key], Services: j.services[key], Avoid: j.avoid,
 		API: s.API()})
 	return err
 }
@@ -354,7 +354,7 @@ func (j *joiner) unchanged(err error) error {
 // show prints what a cluster has and what its ends will get.
 func (j *joiner) show(ends []*end) error {
 	out, s := j.ErrOrStderr(), ends[0].site
-	print := func(lines []join.Line) error {
+	print := func(lines []terms.Line) error {
 		t := cli.NewTable(out)
 		for _, l := range lines {
 			fmt.Fprintf(t, "  %s\t%s\t%s\n", l.What, l.Value, l.Source)
@@ -375,10 +375,10 @@ func (j *joiner) show(ends []*end) error {
 		return print(ends[0].lines)
 	}
 	fmt.Fprintln(out, ":")
-	inAll := func(l join.Line) bool {
+	inAll := func(l terms.Line) bool {
 		return !slices.ContainsFunc(ends, func(e *end) bool { return !slices.Contains(e.lines, l) })
 	}
-	var shared []join.Line
+	var shared []terms.Line
 	for _, l := range ends[0].lines {
 		if inAll(l) {
 			shared = append(shared, l)
@@ -444,10 +444,10 @@ func (j *joiner) decide(e *end) error {
 			strings.Join(j.packed.Archs, " and "))
 	}
 	if why := j.exposes(e, named.Expose); why != "" {
-		e.lines = append(e.lines, join.Line{What: "reached by", Value: e.wants.Expose, Source: why})
+		e.lines = append(e.lines, terms.Line{What: "reached by", Value: e.wants.Expose, Source: why})
 	}
 	if e.wants.Replicas > 1 {
-		e.lines = append(e.lines, join.Line{What: "pods", Value: strconv.Itoa(e.wants.Replicas), Source: "one forwards"})
+		e.lines = append(e.lines, terms.Line{What: "pods", Value: strconv.Itoa(e.wants.Replicas), Source: "one forwards"})
 	}
 	if spec.Imports != "" {
 		source := "as it is"
@@ -457,7 +457,7 @@ func (j *joiner) decide(e *end) error {
 		case named.Imports:
 			source = "--values"
 		}
-		e.lines = append(e.lines, join.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
+		e.lines = append(e.lines, terms.Line{What: "exports of " + peer, Value: "in namespace " + spec.Imports,
 			Source: source})
 	}
 	if names := e.wants.Values.Names(); len(names) > 0 {
@@ -465,13 +465,13 @@ func (j *joiner) decide(e *end) error {
 		if e.wants.Values != e.had.Values {
 			source = "--values"
 		}
-		e.lines = append(e.lines, join.Line{What: "values", Value: strings.Join(names, ", "), Source: source})
+		e.lines = append(e.lines, terms.Line{What: "values", Value: strings.Join(names, ", "), Source: source})
 	}
 	name, digest, _ := strings.Cut(e.wants.Image, "@") // in the last column, which wraps
 	if j.packed != nil {
 		digest = "this program; " + digest
 	}
-	e.lines = append(e.lines, join.Line{What: "image", Value: name, Source: digest})
+	e.lines = append(e.lines, terms.Line{What: "image", Value: name, Source: digest})
 	if role == "Server" && e.wants.Expose == "NodePort" && j.endpoint == "" && !e.found.Address.IsValid() {
 		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
 	}
@@ -507,7 +507,7 @@ func (j *joiner) rehearse(e *end) (err error) {
 		return err
 	}
 	for _, label := range e.plan.Kept {
-		e.lines = append(e.lines, join.Line{What: "stays", Value: label,
+		e.lines = append(e.lines, terms.Line{What: "stays", Value: label,
 			Source: "somebody else has set it, and gateways fit in"})
 	}
 	if e.plan.Owner == "" {
@@ -523,8 +523,8 @@ func (j *joiner) rehearse(e *end) (err error) {
 	if text == "" {
 		text = "nothing"
 	}
-	e.lines = append(e.lines, join.Line{What: "installed by", Value: e.plan.Owner,
+	e.lines = append(e.lines, terms.Line{What: "installed by", Value: e.plan.Owner,
 		Source: "nothing of it is changed here: only the Peering is made"},
-		join.Line{What: "change there", Value: text, Source: "in its values, as of the chart"})
+		terms.Line{What: "change there", Value: text, Source: "in its values, as of the chart"})
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 	"culvert/integration/need"
 	"culvert/kube/deploy"
 	"culvert/kube/image"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
 	"culvert/kube/peering"
 )
@@ -129,7 +129,7 @@ func TestDecide(t *testing.T) {
 			Peering: "milan", Image: "flag", Expose: "LoadBalancer", Replicas: 1, Imports: "there", Values: given},
 			"digest, image, imagePullPolicy, peerings: --values"},
 	} {
-		e := &end{site: &site{values: c.given, found: &join.Cluster{Address: netip.MustParseAddr("192.0.2.1")}},
+		e := &end{site: &site{values: c.given, found: &terms.Cluster{Address: netip.MustParseAddr("192.0.2.1")}},
 			spec: &peering.Spec{Peer: "milan", Role: c.role}, had: &had}
 		need.NoError(t, c.j.decide(e))
 		if e.spec.Imports != c.want.Imports || e.wants.Values.Text() != c.want.Values.Text() {
@@ -152,7 +152,7 @@ func TestDecide(t *testing.T) {
 
 // TestPushLacks: an image without a program for some nodes is refused, and what they need is named.
 func TestPushLacks(t *testing.T) {
-	s := &site{found: &join.Cluster{Archs: []string{"amd64", "arm64", "s390x"}}}
+	s := &site{found: &terms.Cluster{Archs: []string{"amd64", "arm64", "s390x"}}}
 	for _, c := range []struct {
 		packed []string // nil: no --push
 		want   string
@@ -205,21 +205,21 @@ func TestPairsOf(t *testing.T) {
 // there is one line. A cluster that no pair names is left out.
 func TestShowAll(t *testing.T) {
 	of := func(name string, n int) *site {
-		return &site{name: name, context: "admin@" + name, version: "1.36.0", found: &join.Cluster{Nodes: n}}
+		return &site{name: name, context: "admin@" + name, version: "1.36.0", found: &terms.Cluster{Nodes: n}}
 	}
 	rome, milan, turin, genoa := of("rome", 2), of("milan", 1), of("turin", 3), of("genoa", 1)
-	ended := func(s, peer *site, role string, lines ...join.Line) *end {
+	ended := func(s, peer *site, role string, lines ...terms.Line) *end {
 		e := s.end()
 		e.title += " with " + peer.name
 		e.spec, e.lines = &peering.Spec{Peer: peer.name, Role: role}, lines
 		return e
 	}
-	pods, image := join.Line{What: "pods", Value: "10.0.0.0/16"}, join.Line{What: "image", Value: "x"}
+	pods, image := terms.Line{What: "pods", Value: "10.0.0.0/16"}, terms.Line{What: "image", Value: "x"}
 	x := &joining{joiner: &joiner{}, sites: []*site{rome, milan, genoa, turin}, pairs: []*pair{
-		{ends: [2]*end{ended(rome, milan, "Client", pods, join.Line{What: "tunnels", Value: "10.80.0.0/22"}, image),
+		{ends: [2]*end{ended(rome, milan, "Client", pods, terms.Line{What: "tunnels", Value: "10.80.0.0/22"}, image),
 			ended(milan, rome, "Server", pods, image)}},
 		{ends: [2]*end{ended(turin, rome, "Client", pods), ended(rome, turin, "Server", pods,
-			join.Line{What: "tunnels", Value: "10.80.4.0/22", Source: "chosen"}, image)}}}}
+			terms.Line{What: "tunnels", Value: "10.80.4.0/22", Source: "chosen"}, image)}}}}
 	out := &bytes.Buffer{}
 	x.addCluster(&cobra.Command{}, "`NAME`")
 	x.SetErr(out)

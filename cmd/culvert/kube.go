@@ -13,7 +13,7 @@ import (
 
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/configfile"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
 )
 
@@ -120,7 +120,7 @@ func (x *templating) check(all []manifests.Gateway) error {
 			"missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
 	}
 	for _, g := range all {
-		join.CheckName(e, "--peering", g.Peering)
+		terms.CheckName(e, "--peering", g.Peering)
 	}
 	if x.Imports != "" {
 		e.Name("--imports", x.Imports, configfile.MaxLabel)

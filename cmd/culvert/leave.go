@@ -14,7 +14,7 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/configfile"
 	"culvert/kube/deploy"
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 )
 
 func newLeaveCommand() *cobra.Command {
@@ -41,7 +41,7 @@ func newLeaveCommand() *cobra.Command {
 			return errors.New("--peer: give the name of a cluster, or --all for everything")
 		case peer != "":
 			e := new(configfile.Errors)
-			if join.CheckName(e, "--peer", peer); e.Err() != nil {
+			if terms.CheckName(e, "--peer", peer); e.Err() != nil {
 				return e.Err()
 			}
 		}
@@ -130,7 +130,7 @@ func (j *joiner) leaveOne(s leaving, peer string) (err error) {
 		j.say("%s: done", s.name)
 	}
 	for _, name := range s.names {
-		if !slices.ContainsFunc(j.contexts, func(context string) bool { return join.NameOf(context) == name }) {
+		if !slices.ContainsFunc(j.contexts, func(context string) bool { return terms.NameOf(context) == name }) {
 			j.say("%s keeps its end until culvert leave --peer runs there, with the name of this cluster", name)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
 	"culvert/kube/peering"
 )
@@ -48,7 +48,7 @@ func TestParts(t *testing.T) {
 // TestNewPeering: fields that a Peering does not set are absent.
 func TestNewPeering(t *testing.T) {
 	u := newPeering("milan", &peering.Spec{Cluster: "rome", Peer: "milan", Role: "Server", InternalCIDR: "10.80.0.0/22",
-		Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, map[string]string{join.Annotation: "abc"})
+		Local: peering.SpecLocal{PodCIDRs: []string{"10.0.0.0/16"}}}, map[string]string{terms.Annotation: "abc"})
 	spec := u.Object["spec"].(map[string]any)
 	for _, field := range []string{"publicKey", "endpoint", "mtu", "remote"} {
 		if _, ok := spec[field]; ok {

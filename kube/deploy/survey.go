@@ -11,15 +11,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"culvert/kube/join"
+	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
 	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
 // Survey reads what a cluster's objects say about its addresses.
-func (c *Cluster) Survey(ctx context.Context) (*join.Survey, error) {
-	s := &join.Survey{}
+func (c *Cluster) Survey(ctx context.Context) (*terms.Survey, error) {
+	s := &terms.Survey{}
 	if err := c.each(ctx, objects.Nodes, "", "", s.Node); err != nil {
 		return nil, err
 	}
