@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -45,12 +46,8 @@ func newLeaveCommand() *cobra.Command {
 				return e.Err()
 			}
 		}
-		if len(j.contexts) == 0 {
-			context, err := (&operator{kubeconfig: j.kubeconfig}).current()
-			if err != nil {
-				return err
-			}
-			j.contexts = []string{context}
+		if err := j.orCurrent(); err != nil {
+			return err
 		}
 		return j.leave(peer)
 	}
@@ -59,8 +56,9 @@ func newLeaveCommand() *cobra.Command {
 
 // leaving says what to remove from one cluster.
 type leaving struct {
-	*site
-	names []string // of Peerings
+	*deploy.Cluster
+	context string
+	names   []string // of Peerings
 }
 
 // leave removes a peering from each cluster; "" removes all of culvert.
@@ -68,11 +66,13 @@ func (j *joiner) leave(peer string) error {
 	var sites []leaving
 	var unreached []error
 	for _, name := range j.contexts {
-		s, err := j.connect(j.Context(), name, deploy.LeaveRights())
+		c, err := j.cluster(name)
+		if err == nil {
+			_, err = c.Check(j.Context(), deploy.LeaveRights())
+		}
 		var names []string
 		if err == nil {
-			s.name = name
-			names, err = s.Peerings(j.Context())
+			names, err = c.Peerings(j.Context())
 		}
 		if err != nil {
 			unreached = append(unreached,
@@ -85,7 +85,7 @@ func (j *joiner) leave(peer string) error {
 				continue
 			}
 		}
-		sites = append(sites, leaving{s, names})
+		sites = append(sites, leaving{c, name, names})
 	}
 	if len(sites) == 0 {
 		return errors.Join(unreached...)
@@ -95,7 +95,7 @@ func (j *joiner) leave(peer string) error {
 		if peer == "" {
 			what = "all of culvert, with the peerings " + cmp.Or(strings.Join(s.names, ", "), "(none)")
 		}
-		j.say("%s: will remove %s", s.name, what)
+		j.say("%s: will remove %s", s.context, what)
 	}
 	if err := j.confirm("Remove this?"); err != nil {
 		return err
@@ -113,21 +113,21 @@ func (j *joiner) leave(peer string) error {
 }
 
 func (j *joiner) leaveOne(s leaving, peer string) (err error) {
-	ctx, cancel := j.bounded()
+	ctx, cancel := context.WithTimeout(j.Context(), j.Timeout)
 	defer cancel()
 	if peer != "" {
-		err = s.Leave(ctx, peer, j.waiting(s.name))
+		err = s.Leave(ctx, peer, j.Waiting(s.context))
 	} else {
-		err = s.LeaveAll(ctx, j.waiting(s.name))
+		err = s.LeaveAll(ctx, j.Waiting(s.context))
 	}
 	if err != nil {
-		return s.of(err)
+		return fmt.Errorf("%s: %w", s.context, err)
 	}
 	if owner := s.Owner(); owner != "" {
 		j.say("%s: the Peerings are gone, and nothing of them is left on nodes; the rest is for %s to remove",
-			s.name, owner)
+			s.context, owner)
 	} else {
-		j.say("%s: done", s.name)
+		j.say("%s: done", s.context)
 	}
 	for _, name := range s.names {
 		if !slices.ContainsFunc(j.contexts, func(context string) bool { return terms.NameOf(context) == name }) {

@@ -69,8 +69,17 @@ func (c *Cluster) API() netip.Addr {
 	return a
 }
 
-// Version returns the version of the API server, or an error if that is too old.
-func (c *Cluster) Version(ctx context.Context) (string, error) {
+// Check returns the version of the API server, or an error if that is too old or the user lacks one
+// of some rights.
+func (c *Cluster) Check(ctx context.Context, rights []Right) (version string, err error) {
+	if version, err = c.version(ctx); err == nil {
+		err = c.allowed(ctx, rights)
+	}
+	return version, err
+}
+
+// version returns the version of the API server, or an error if that is too old.
+func (c *Cluster) version(ctx context.Context) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host+"/version", nil)
 	if err != nil {
 		return "", err
@@ -182,9 +191,9 @@ func rightsFor(all []*unstructured.Unstructured, verbs ...string) (rights []Righ
 	return rights
 }
 
-// Allowed asks the API server whether the user has all of some rights. The error names the missing
+// allowed asks the API server whether the user has all of some rights. The error names the missing
 // ones.
-func (c *Cluster) Allowed(ctx context.Context, rights []Right) error {
+func (c *Cluster) allowed(ctx context.Context, rights []Right) error {
 	var missing []string
 	for _, r := range rights {
 		review := &unstructured.Unstructured{Object: map[string]any{

@@ -127,7 +127,7 @@ func (c *Cluster) CanImport(ctx context.Context, g *manifests.Gateway) error {
 		return err
 	}
 	all = slices.DeleteFunc(all, func(u *unstructured.Unstructured) bool { return u.GetNamespace() != g.Imports })
-	if err := c.Allowed(ctx, rightsFor(all, "create", "patch")); err != nil {
+	if err := c.allowed(ctx, rightsFor(all, "create", "patch")); err != nil {
 		return err
 	}
 	_, err = c.client.Resource(objects.Namespaces).Get(ctx, g.Imports, metav1.GetOptions{})
