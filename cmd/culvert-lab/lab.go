@@ -14,7 +14,6 @@ import (
 	"culvert/cmd/internal/cli"
 	"culvert/gateway/node"
 	"culvert/integration/lab"
-	"culvert/integration/lab/check"
 	"culvert/integration/lab/fault"
 	"culvert/integration/lab/holder"
 	"culvert/integration/lab/netns"
@@ -88,103 +87,6 @@ func (f *labFlags) parse(missing func(node.Mode, error)) (modes []node.Mode, off
 		return nil, nil, errors.New("no mode works here; see: culvert-lab probe")
 	}
 	return modes, offloads, nil
-}
-
-func newCheckCommand() *cobra.Command {
-	var flags labFlags
-	cmd := &cobra.Command{
-		Use:   "check [" + strings.Join(check.LabNames(), "|") + "]…",
-		Short: "Build labs, check them, take them down; exit status 0 only if all passed",
-		Long: "Build labs, check them, take them down; exit status 0 only if all passed. Without a name, all labs are checked:\n" +
-			"ipv4 (IPv4 inside the tunnels), dual (both families inside), restart (gateways are restarted), attacks (gateways and nodes\n" +
-			"are flooded), v6-inside (only IPv6 inside), and v6-outside (both families inside, tunnels over IPv6).",
-		Args:      cobra.OnlyValidArgs,
-		ValidArgs: check.LabNames(),
-	}
-	flags.add(cmd, "all", "both")
-	var culvert program
-	culvert.add(cmd)
-	var sandbox lab.Sandbox
-	cmd.Flags().StringVar(&sandbox.Runsc, "runsc", "",
-		"run the gateways in gVisor, with this runsc; needs root and a static busybox")
-	cmd.Flags().StringVar(&sandbox.Groups, "runsc-groups", "",
-		"control groups of these gateways, without -rome and -milan")
-	cmd.Flags().MarkHidden("runsc-groups") // for the tests, which read gateways' memory use
-	var faults bool
-	cmd.Flags().BoolVar(&faults, "faults", false,
-		"instead, make each fault of break, check its symptom, and mend it; in v6-inside and v6-outside, over IPv6")
-	var named []string
-	cmd.Flags().StringSliceVar(&named, "named", nil,
-		"instead, make these `FAULTS` of break, or all, and wait until culvert status names each")
-	var brief, verbose bool
-	cmd.Flags().BoolVar(&brief, "brief", false,
-		"a line for each lab, super-frames only, services in one mode; without a name, no v6-inside and v6-outside")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "with --brief: a line for each check too")
-	cmd.MarkFlagsMutuallyExclusive("faults", "named")
-	isJSON := cli.OutputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		if err := fault.ValidNames(named); err != nil {
-			return fmt.Errorf("--named: %w", err)
-		}
-		if verbose && !brief {
-			return errors.New("--verbose: works only with --brief; without it, every check has a line")
-		}
-		instead := faults || len(named) > 0
-		for _, name := range names {
-			if instead && name != "ipv4" && !(faults && strings.HasPrefix(name, "v6-")) {
-				return fmt.Errorf(
-					"%s: this lab makes no faults; name ipv4 instead or, with --faults, v6-inside or v6-outside", name)
-			}
-		}
-		if len(names) == 0 && instead {
-			names = []string{"ipv4"}
-		} else if len(names) == 0 {
-			names = check.LabNames()
-			if brief {
-				names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, "v6-") })
-			}
-			if err := netns.Probe("ipv6"); err != nil {
-				fmt.Fprintln(cmd.ErrOrStderr(), "left out: the labs with IPv6, which this kernel lacks:", err)
-				names = slices.DeleteFunc(names, func(name string) bool {
-					return name == "dual" || strings.HasPrefix(name, "v6-")
-				})
-			}
-		}
-		asJSON, err := isJSON()
-		if err != nil {
-			return err
-		}
-		style := check.Table
-		switch {
-		case asJSON:
-			style = check.JSON
-		case brief && verbose:
-			style = check.Verbose
-		case brief:
-			style = check.Brief
-		}
-		if brief && !cmd.Flags().Changed("offloads") {
-			flags.offloads = "on"
-		}
-		file, err := culvert.find(cmd)
-		if err != nil {
-			return err
-		}
-		return inHolder(cmd, func(dir string) error {
-			o := check.Options{Culvert: file, Labs: names, Sandbox: sandbox, Faults: faults, Short: brief,
-				Named: named, Style: style, Missing: make(map[node.Mode]error)}
-			var err error
-			o.Modes, o.Offloads, err = flags.parse(func(m node.Mode, err error) { o.Missing[m] = err })
-			if err != nil {
-				return err
-			}
-			if err := check.Run(cmd.Context(), dir, o, cmd.OutOrStdout()); err != nil {
-				return cli.Failed(err)
-			}
-			return nil
-		})
-	}
-	return cmd
 }
 
 func newUpCommand() *cobra.Command {

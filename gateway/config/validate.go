@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -272,92 +271,6 @@ func (c *Config) validateNodes(e *configfile.Errors) {
 				e.Add(path, "%s is %s too; give each node its own", p, other)
 			}
 			podCIDRs[p] = path
-		}
-	}
-}
-
-// validateNAT checks mappings and services, and their references.
-func (c *Config) validateNAT(e *configfile.Errors, external *bart.Lite) {
-	nodes := map[string]bool{"": true}
-	for _, n := range c.Geneve.Nodes {
-		nodes[n.Name] = true
-	}
-	names := slices.Sorted(maps.Keys(nodes))
-	names = names[:min(len(names), 128)] // a hint is not worth more time
-	via := func(path, name string) {
-		if !nodes[name] && !e.Bad("geneve.nodes") {
-			hint := "name one of them"
-			if near := configfile.Closest(name, names); near != "" {
-				hint = "did you mean " + near + "?"
-			}
-			e.Add(path, "%q is no node of geneve.nodes; %s", name, hint)
-		}
-	}
-	type target struct {
-		addr     netip.Addr
-		protocol uint8
-		port     uint16
-	}
-	claimed := map[target]string{}
-	mapped, hosts := map[netip.Addr]string{}, map[netip.Addr]string{}
-	ours := func(path string, a netip.Addr) {
-		switch {
-		case !isHost(e, path, a):
-		case !external.Contains(a):
-			e.Add(path, "%s is in no CIDR of network.local.externalCIDRs; %s", a, externalRemedy)
-		case c.UnknownSource.Has(a):
-			e.Add(path, "%s is the unknown-source address; choose another", a)
-		}
-	}
-	// once reports an address that another field of its kind already has.
-	once := func(of map[netip.Addr]string, path string, a netip.Addr) {
-		if !a.IsValid() {
-			return
-		}
-		if other, ok := of[a]; ok {
-			e.Add(path, "%s is %s too; choose another, or leave one of them out", a, other)
-			return
-		}
-		of[a] = path
-	}
-	for i, m := range c.Addresses {
-		at := fmt.Sprintf("nat.addresses[%d].", i)
-		via(at+"via", m.Via)
-		sameFamilies(e, at+"internal", m.Internal, m.External)
-		for a := range m.External.All() {
-			ours(at+"external", a)
-			once(mapped, at+"external", a)
-		}
-		for a := range m.Internal.All() {
-			isHost(e, at+"internal", a)
-			once(hosts, at+"internal", a)
-		}
-	}
-	for i, s := range c.Services {
-		at := fmt.Sprintf("nat.services[%d].", i)
-		e.Name(at+"name", s.Name, configfile.MaxLabel)
-		for a := range s.Address.All() {
-			ours(at+"address", a)
-			t := target{a, s.Protocol, s.Port}
-			if other, ok := claimed[t]; ok {
-				e.Add(at+"port", "%s port %d is %s too; choose another port or address", a, s.Port, other)
-			}
-			claimed[t] = at + "port"
-			if other, ok := mapped[a]; ok {
-				e.Add(at+"address", "%s is %s too; choose another", a, other)
-			}
-			if len(s.Backends) > 0 && !s.families().Of(a.Is6()).IsValid() {
-				e.Add(at+"address", "%s has no %s backend; add one, or remove the address", a, familyOf(a))
-			}
-		}
-		for k, b := range s.Backends {
-			via(fmt.Sprintf("%sbackends[%d].via", at, k), b.Via)
-			path := fmt.Sprintf("%sbackends[%d].address", at, k)
-			isHost(e, path, b.Address)
-			if b.Address.IsValid() && s.Address.IsValid() && !s.Address.Of(b.Address.Is6()).IsValid() {
-				e.Add(path, "%s is %s, and the service has only %s; add an %[2]s address to it", b.Address,
-					familyOf(b.Address), s.Address)
-			}
 		}
 	}
 }

@@ -65,6 +65,39 @@ const (
 // judge returns the node's state, and whether it has changed. deafened: this gateway loses
 // datagrams, so silence proves nothing.
 func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign, deafened bool) (Finding, bool) {
+	h.remember(now, n, s, deafened)
+	c, since := h.fault(now, n, o)
+	if h.noticed != c {
+		h.noticed, h.noticedAt = c, now
+	}
+	if deafened && !h.bad && slices.Contains(unheard, c) {
+		return h.current, false
+	}
+	if o.Peer.Liqo && !h.bad && c != nil && now-min(since, h.noticedAt) < settles {
+		return h.current, false
+	}
+	if c == nil {
+		return h.faultless(now, n, o)
+	}
+	if h.bad && h.current.Cause == c {
+		return h.current, false
+	}
+	if !h.bad {
+		h.bad, h.faulty, h.well = true, since, h.current
+	}
+	f, changed := h.become(c, n, o, seconds(now-since))
+	if c == OneWay || c == NoReturn {
+		// A sender of occasional one-way packets is logged occasionally.
+		if h.oneWayAt != 0 && now-h.oneWayAt < repeat {
+			return f, false
+		}
+		h.oneWayAt = now
+	}
+	return f, changed
+}
+
+// remember updates the times of what has happened, by which fault decides.
+func (h *nodeHistory) remember(now time.Duration, n *Node, s *Sign, deafened bool) {
 	if !h.began {
 		h.began, h.started = true, now
 	}
@@ -104,49 +137,27 @@ func (h *nodeHistory) judge(now time.Duration, n *Node, o *Observation, s *Sign,
 	if !h.doubtful || !n.Known || n.Silence >= quietTime {
 		h.agreed = now
 	}
-	c, since := h.fault(now, n, o)
-	if h.noticed != c {
-		h.noticed, h.noticedAt = c, now
-	}
-	if deafened && !h.bad && slices.Contains(unheard, c) {
+}
+
+// faultless returns the state of a node that shows no fault. One that was bad is back only if it
+// proves that.
+func (h *nodeHistory) faultless(now time.Duration, n *Node, o *Observation) (Finding, bool) {
+	wasBad := h.bad
+	h.bad = false
+	switch {
+	case wasBad && (h.current.Cause == OneWay || h.current.Cause == NoReturn) && now-h.offeredAt >= oneWayStale:
+		h.current = h.well // unknown whether it is back
 		return h.current, false
+	case wasBad && (n.Received > 0 || n.Answered && n.Asked == 0):
+		h.heard, h.oneWayAt = h.heard || n.Received > 0, 0
+		return h.become(NodeBack, n, o, seconds(now-h.faulty))
+	case wasBad: // it may be well, or just stopped showing the fault
+		h.bad = true
+	case !h.heard && n.Received > 0:
+		h.heard = true
+		return h.become(FirstPacket, n, o, "")
 	}
-	if o.Peer.Liqo && !h.bad && c != nil && now-min(since, h.noticedAt) < settles {
-		return h.current, false
-	}
-	if c == nil {
-		wasBad := h.bad
-		h.bad = false
-		switch {
-		case wasBad && (h.current.Cause == OneWay || h.current.Cause == NoReturn) && now-h.offeredAt >= oneWayStale:
-			h.current = h.well // unknown whether it is back
-			return h.current, false
-		case wasBad && (n.Received > 0 || n.Answered && n.Asked == 0):
-			h.heard, h.oneWayAt = h.heard || n.Received > 0, 0
-			return h.become(NodeBack, n, o, seconds(now-h.faulty))
-		case wasBad: // it may be well, or just stopped showing the fault
-			h.bad = true
-		case !h.heard && n.Received > 0:
-			h.heard = true
-			return h.become(FirstPacket, n, o, "")
-		}
-		return h.current, false
-	}
-	if h.bad && h.current.Cause == c {
-		return h.current, false
-	}
-	if !h.bad {
-		h.bad, h.faulty, h.well = true, since, h.current
-	}
-	f, changed := h.become(c, n, o, seconds(now-since))
-	if c == OneWay || c == NoReturn {
-		// A sender of occasional one-way packets is logged occasionally.
-		if h.oneWayAt != 0 && now-h.oneWayAt < repeat {
-			return f, false
-		}
-		h.oneWayAt = now
-	}
-	return f, changed
+	return h.current, false
 }
 
 // pods returns the numbers of packets from pods, and to them.
