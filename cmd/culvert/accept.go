@@ -20,11 +20,12 @@ func newAcceptCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accept FILE",
 		Short: "Accept the invitation of another Kubernetes cluster, or its answer to yours",
-		Long: "Accept the invitation of another Kubernetes cluster: choose under which CIDRs this one sees it, show all of it " +
-			"and ask, install a gateway and agents, and print the answer, a short text without any secret. Accept an answer: " +
-			"choose CIDRs, show them and ask, and wait until packets pass.\n\n" +
-			"Before you say yes, compare the six words with those that the other side has printed, by telephone for example. " +
-			"An answer is taken only if it is one to this cluster's own invitation. - as FILE is standard input.",
+		Long: "Accept the invitation of another Kubernetes cluster: choose under which CIDRs this one sees it, show " +
+			"all of it and ask, install a gateway and agents, and print the answer, a short text without any secret. " +
+			"Accept an answer: choose CIDRs, show them and ask, and wait until packets pass.\n\n" +
+			"Before you say yes, compare the six words with those that the other side has printed, by telephone for " +
+			"example. An answer is taken only if it is one to this cluster's own invitation. - as FILE is standard " +
+			"input.",
 		Example: "  culvert accept --context milan --image registry.example/culvert:1.0 rome.invite > milan.invite\n" +
 			"  culvert accept --context rome milan.invite",
 		Args: cobra.ExactArgs(1),

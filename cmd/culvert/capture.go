@@ -22,11 +22,12 @@ func newCaptureCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "capture",
 		Short: "Record packets on their way through a running gateway, as pcapng",
-		Long: "Record packets on their way through a running gateway, as pcapng, until interrupted. Each stage has an\n" +
-			"interface: geneve has the datagrams of nodes, pre and post have inner packets before and after translation,\n" +
-			"wireguard has the messages of the tunnel. A comment says what happened to each packet and why.\n\n" +
-			"Filters apply to inner packets and their connections; for wireguard they apply to the outer addresses. A\n" +
-			"capture never delays packets: it drops what it has no room for, and says how much.",
+		Long: "Record packets on their way through a running gateway, as pcapng, until interrupted. Each stage has " +
+			"an interface: geneve has the datagrams of nodes, pre and post have inner packets before and after " +
+			"translation, wireguard has the messages of the tunnel. A comment says what happened to each packet and " +
+			"why.\n\n" +
+			"Filters apply to inner packets and their connections; for wireguard they apply to the outer addresses. " +
+			"A capture never delays packets: it drops what it has no room for, and says how much.",
 		Example: "  culvert capture --at pre,post --address 10.0.1.5 -w pod.pcapng\n" +
 			"  culvert capture --reason no-route,filtered -w refused.pcapng\n" +
 			"  culvert capture --drops | tshark -r - -T fields -e frame.interface_name -e frame.comment -e ip.dst",

@@ -72,9 +72,9 @@ func newConnectionsCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "connections",
 		Short: "List, watch or delete the connections of a running gateway",
-		Long: "List the connections of a running gateway. The first line of each shows its first packet as it arrived. A\n" +
-			"second line shows the packet as it left, if it was translated, and what translated it. SENT counts packets\n" +
-			"from the side that started the connection.",
+		Long: "List the connections of a running gateway. The first line of each shows its first packet as it " +
+			"arrived. A second line shows the packet as it left, if it was translated, and what translated it. SENT " +
+			"counts packets from the side that started the connection.",
 		Example: "  culvert connections --node rome-1 --protocol tcp\n  culvert connections --watch -o json",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")

@@ -19,12 +19,15 @@ func newDoctorCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "doctor [--config FILE | --socket SOCKET]",
 		Short: "Show whether this machine suits a gateway, and how to improve it",
-		Long: "Show whether this machine suits a gateway: socket buffers, offloads, memory, free ports, and a correct and\n" +
-			"fast cipher. \"poor\" means that it costs performance; \"bad\" means that a gateway cannot work, and the exit\n" +
-			"status is 1. Ports used by your own gateway are no fault: name its file with --config. With --socket, ask a\n" +
-			"running gateway what it has.",
-		Example: "  culvert doctor\n  culvert doctor -o json\n  culvert doctor --config rome/gateway.yaml\n  culvert doctor --socket rome",
-		Args:    cobra.NoArgs,
+		Long: "Show whether this machine suits a gateway: socket buffers, offloads, memory, free ports, and a " +
+			"correct and fast cipher. \"poor\" means that it costs performance; \"bad\" means that a gateway cannot " +
+			"work, and the exit status is 1. Ports used by your own gateway are no fault: name its file with " +
+			"--config. With --socket, ask a running gateway what it has.",
+		Example: "  culvert doctor\n" +
+			"  culvert doctor -o json\n" +
+			"  culvert doctor --config rome/gateway.yaml\n" +
+			"  culvert doctor --socket rome",
+		Args: cobra.NoArgs,
 	}, "text", "json", "yaml")
 	c.Flags().Lookup("socket").
 		Usage = "ask the gateway with this control `SOCKET`, or with a name such as rome or rome-milan"

@@ -33,9 +33,9 @@ func newGatewayCommand() *cobra.Command {
 		Use:   "gateway --config FILE | --liqo | --kube",
 		Short: "Run the gateway of one cluster towards one remote cluster",
 		Long: "Run the gateway of one cluster towards one remote cluster.\n\n" +
-			"SIGHUP makes it read its file again, SIGTERM stops it. SIGUSR2 makes it start the program at its own path with\n" +
-			"--takeover: the new gateway takes over sockets and connections, and this one exits. If that fails, this one\n" +
-			"continues. It tells a service manager its state by NOTIFY_SOCKET.",
+			"SIGHUP makes it read its file again, SIGTERM stops it. SIGUSR2 makes it start the program at its own " +
+			"path with --takeover: the new gateway takes over sockets and connections, and this one exits. If that " +
+			"fails, this one continues. It tells a service manager its state by NOTIFY_SOCKET.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := kube.check(); err != nil {

@@ -31,15 +31,15 @@ func newGatherCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "gather",
 		Short: "Put all that helps to find a fault into one archive, without secrets",
-		Long: "Put all that helps to find a fault into one archive, without secrets: what the gateways and nodes of this\n" +
-			"machine say, or with --context what clusters say of their peerings. It has statuses, rules and routes, numbers\n" +
-			"of connections, what doctor finds, and versions; of clusters also objects, Events and logs. No Secret is read,\n" +
-			"and what looks like a private key, a token or a password is removed.\n\n" +
-			"With --anonymise, pseudonyms stand for addresses and names, the same in the whole archive; an address is in a\n" +
-			"CIDR if its pseudonym is in that of the CIDR. Words of log lines stay, except names that stand in a field or an\n" +
-			"object anywhere: look through the archive before you publish it.\n\n" +
-			"Exit status 1: the archive is written, and the lines on standard error say what it lacks, as contents.json in\n" +
-			"it does. culvert status --from FILE shows the statuses in it.",
+		Long: "Put all that helps to find a fault into one archive, without secrets: what the gateways and nodes of " +
+			"this machine say, or with --context what clusters say of their peerings. It has statuses, rules and " +
+			"routes, numbers of connections, what doctor finds, and versions; of clusters also objects, Events and " +
+			"logs. No Secret is read, and what looks like a private key, a token or a password is removed.\n\n" +
+			"With --anonymise, pseudonyms stand for addresses and names, the same in the whole archive; an address " +
+			"is in a CIDR if its pseudonym is in that of the CIDR. Words of log lines stay, except names that stand " +
+			"in a field or an object anywhere: look through the archive before you publish it.\n\n" +
+			"Exit status 1: the archive is written, and the lines on standard error say what it lacks, as " +
+			"contents.json in it does. culvert status --from FILE shows the statuses in it.",
 		Example: "  culvert gather\n  culvert gather --context rome --context milan --anonymise -w fault.tar.gz\n" +
 			"  culvert status --from fault.tar.gz",
 		Args: cobra.NoArgs,
@@ -50,7 +50,8 @@ func newGatherCommand() *cobra.Command {
 	c.Flags().StringVar(&g.kubeconfig, "kubeconfig", "", "with --context: kubeconfig `FILE` (default: as for kubectl)")
 	c.Flags().StringArrayVar(&g.logs, "log", nil, "add a `FILE` with a log of culvert's; may be repeated")
 	c.Flags().BoolVar(&g.anonymise, "anonymise", false, "put pseudonyms in place of addresses and names")
-	c.Flags().StringVarP(&g.file, "write", "w", "", "`FILE` to write; - is standard output (default culvert-gather-TIME.tar.gz)")
+	c.Flags().StringVarP(&g.file, "write", "w", "",
+		"`FILE` to write; - is standard output (default culvert-gather-TIME.tar.gz)")
 	c.MarkFlagFilename("write")
 	c.MarkFlagFilename("log")
 	c.MarkFlagFilename("kubeconfig")

@@ -155,7 +155,8 @@ func packed(names []string, warn io.Writer) (*image.Image, string, error) {
 	if len(names) == 0 {
 		own, err := image.Read("/proc/self/exe") // also where the file has been replaced since
 		if err != nil {
-			return nil, "", fmt.Errorf("this program cannot be packed: %w; or name another one with --binary of culvert image", err)
+			return nil, "", fmt.Errorf("this program cannot be packed: %w; or name another one with --binary of "+
+				"culvert image", err)
 		}
 		all = append(all, own)
 		self, err := os.Executable()

@@ -21,16 +21,16 @@ func newInitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init DIR",
 		Short: "Write the configuration files and keys of two clusters, or of one side",
-		Long: "Write the files of two clusters into DIR: keys, the configuration of both gateways and all nodes, and\n" +
-			"DIR/START.txt with the ports to open and the commands to run. The command asks for what no flag gives, and\n" +
-			"checks each answer at once. It chooses remaps, external CIDRs and internal addresses itself.\n\n" +
-			"With --side, write only the files of one cluster, so that no private key leaves its machine. The client's\n" +
-			"gateway connects to the server's. The command prints one line for the other side's culvert init, and asks for\n" +
-			"the line that the other side prints.\n\n" +
-			"If init stops early, your answers are kept in DIR/answers.txt; run the same command to continue. A complete\n" +
-			"DIR is never changed.\n\n" +
-			"For a further peering of a cluster, make DIR beside the folder of the first one. The command reads the folders\n" +
-			"there and chooses other ports, addresses and interfaces.",
+		Long: "Write the files of two clusters into DIR: keys, the configuration of both gateways and all nodes, and " +
+			"DIR/START.txt with the ports to open and the commands to run. The command asks for what no flag gives, " +
+			"and checks each answer at once. It chooses remaps, external CIDRs and internal addresses itself.\n\n" +
+			"With --side, write only the files of one cluster, so that no private key leaves its machine. The " +
+			"client's gateway connects to the server's. The command prints one line for the other side's culvert " +
+			"init, and asks for the line that the other side prints.\n\n" +
+			"If init stops early, your answers are kept in DIR/answers.txt; run the same command to continue. A " +
+			"complete DIR is never changed.\n\n" +
+			"For a further peering of a cluster, make DIR beside the folder of the first one. The command reads the " +
+			"folders there and chooses other ports, addresses and interfaces.",
 		Example: "  culvert init rome-milan --here\n" +
 			"  culvert init rome-milan --cluster rome --pods 10.0.0.0/16 --gateway 172.18.0.9 \\\n" +
 			"    --nodes rome-1=172.18.0.2,10.0.1.0/24 --peer milan --peer-pods 10.0.0.0/16 \\\n" +
@@ -165,6 +165,8 @@ func readAnswers(dir string, flags *pflag.FlagSet) error {
 }
 
 var (
-	errTwoServers = errors.New("--endpoint: the other side is a server too; remove the folder of one side, and make it again, with --side client")
-	errTwoClients = errors.New("--endpoint: missing; a server prints it. If the other side is a client too, make one of them again, with --side server")
+	errTwoServers = errors.New("--endpoint: the other side is a server too; remove the folder of one side, and make " +
+		"it again, with --side client")
+	errTwoClients = errors.New("--endpoint: missing; a server prints it. If the other side is a client too, make one " +
+		"of them again, with --side server")
 )

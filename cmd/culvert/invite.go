@@ -25,11 +25,12 @@ func newInviteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "invite",
 		Short: "Invite another Kubernetes cluster, whose administrator has its kubeconfig",
-		Long: "Invite another Kubernetes cluster, whose administrator has its kubeconfig: install a gateway and agents in this " +
-			"one, wait until the gateway can be reached, and print a short text for the other administrator, which has no " +
-			"secret. He answers it by culvert accept, and so do you his answer. Both sides compare six words: whoever changes a " +
-			"message on its way changes them.\n\n" +
-			"Run it again for the same text. This cluster is the Server: the other one's gateway must be able to reach it.",
+		Long: "Invite another Kubernetes cluster, whose administrator has its kubeconfig: install a gateway and " +
+			"agents in this one, wait until the gateway can be reached, and print a short text for the other " +
+			"administrator, which has no secret. He answers it by culvert accept, and so do you his answer. Both " +
+			"sides compare six words: whoever changes a message on its way changes them.\n\n" +
+			"Run it again for the same text. This cluster is the Server: the other one's gateway must be able to " +
+			"reach it.",
 		Example: "  culvert invite --context rome --peer milan --image registry.example/culvert:1.0 > rome.invite\n" +
 			"  culvert accept --context milan --image registry.example/culvert:1.0 rome.invite > milan.invite\n" +
 			"  culvert accept --context rome milan.invite",

@@ -22,9 +22,9 @@ func newIPAMCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ipam",
 		Short: "List and change the remaps chosen for this cluster's gateways",
-		Long: "List and change what was chosen for the word auto in the configurations of this cluster's gateways. --config\n" +
-			"names a gateway's configuration, whose ipam.file or state says where the choices are kept. --file names that\n" +
-			"file directly and needs no configuration.",
+		Long: "List and change what was chosen for the word auto in the configurations of this cluster's gateways. " +
+			"--config names a gateway's configuration, whose ipam.file or state says where the choices are kept. " +
+			"--file names that file directly and needs no configuration.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("ipam: want list, acquire, release or check; see --help")
@@ -141,9 +141,9 @@ func newIPAMAcquireCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "acquire [PEER KIND REAL]",
 		Short: "Choose remaps and remember them, before a gateway does",
-		Long: "Choose and remember a value for each auto in the file of --config, as its gateway would, or for one owner.\n" +
-			"KIND is pod or external, and REAL its CIDR; or KIND is address, service or service-ipv6, and REAL the host's\n" +
-			"address or the service's name. An owner that already has a value keeps it.",
+		Long: "Choose and remember a value for each auto in the file of --config, as its gateway would, or for one " +
+			"owner. KIND is pod or external, and REAL its CIDR; or KIND is address, service or service-ipv6, and " +
+			"REAL the host's address or the service's name. An owner that already has a value keeps it.",
 		Example: "  culvert ipam acquire --config rome.yaml\n" +
 			"  culvert ipam acquire --file ipam.json milan pod 10.0.0.0/16 --want 10.71.0.0/16\n" +
 			"  culvert ipam acquire --file ipam.json milan service web --network 10.70.0.0/16",
@@ -236,9 +236,9 @@ func newIPAMReleaseCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release PEER [KIND REAL]",
 		Short: "Forget the remap of one owner, or all remaps of a peer",
-		Long: "Forget the remap of one owner, or all remaps of a peer, so that they can be given to others. Remaps that a\n" +
-			"running gateway towards PEER may be using are kept unless you give --force, because its connections would\n" +
-			"break.",
+		Long: "Forget the remap of one owner, or all remaps of a peer, so that they can be given to others. Remaps " +
+			"that a running gateway towards PEER may be using are kept unless you give --force, because its " +
+			"connections would break.",
 		Args: countArgs(1, 3),
 	}
 	flags.add(cmd)

@@ -20,13 +20,14 @@ func newJoinCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "join",
 		Short: "Join two or more Kubernetes clusters whose kubeconfigs are at hand",
-		Long: "Join two or more Kubernetes clusters, each with each other: find their CIDRs, choose those under which each " +
-			"sees the others, show all of it and ask, install gateways and agents, exchange public keys, wait until packets " +
-			"pass, and print what each cluster sees of the others.\n\n" +
-			"Run it again to repair what was removed, or with --push or another --image to upgrade. What stands is not " +
-			"changed: CIDRs and remaps are in the Peerings and stay. Without kubeconfigs of both clusters: culvert invite.\n\n" +
-			"Of three or more clusters, one that cannot be reached does not keep the others; the same command goes on " +
-			"later.\n\n" +
+		Long: "Join two or more Kubernetes clusters, each with each other: find their CIDRs, choose those under " +
+			"which each sees the others, show all of it and ask, install gateways and agents, exchange public keys, " +
+			"wait until packets pass, and print what each cluster sees of the others.\n\n" +
+			"Run it again to repair what was removed, or with --push or another --image to upgrade. What stands is " +
+			"not changed: CIDRs and remaps are in the Peerings and stay. Without kubeconfigs of both clusters: " +
+			"culvert invite.\n\n" +
+			"Of three or more clusters, one that cannot be reached does not keep the others; the same command goes " +
+			"on later.\n\n" +
 			"Exit status 1: it was begun, and something is missing; the same command goes on. 2: nothing was changed.",
 		Example: "  culvert join --context rome --context milan --push registry.example/culvert\n" +
 			"  culvert join --context rome --context milan --context turin --pairs rome-milan,rome-turin \\\n" +
@@ -41,8 +42,8 @@ func newJoinCommand() *cobra.Command {
 	cmd.Flags().StringSliceVar(&r.Pairs, "pairs", nil,
 		"`NAME-NAME` of clusters to join, with commas (default: each with each other)")
 	j.addInstall(cmd, "CLUSTER=")
-	cmd.Flags().StringArrayVar(&r.Servers, "server", nil, "`CONTEXT` of a cluster whose gateway is reached by the others "+
-		"(default: one with load balancers, or the later one); may be repeated")
+	cmd.Flags().StringArrayVar(&r.Servers, "server", nil, "`CONTEXT` of a cluster whose gateway is reached by the "+
+		"others (default: one with load balancers, or the later one); may be repeated")
 	j.addExpose(cmd)
 	isJSON := cli.OutputFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {

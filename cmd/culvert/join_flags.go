@@ -66,8 +66,8 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 		"`REF` where to push this program as the image first, as culvert image push does, instead of --image")
 	flags.IntVar(&j.Replicas, "replicas", 0,
 		"`NUMBER` of pods of the gateway, of which one forwards (default: as it is, or 1)")
-	flags.StringArrayVar(&j.importing, "imports", nil, "`"+of+"NAMESPACE` for Services that the other cluster exports, "+
-		"which has to be there (default: as it is, or none)")
+	flags.StringArrayVar(&j.importing, "imports", nil, "`"+of+"NAMESPACE` for Services that the other cluster "+
+		"exports, which has to be there (default: as it is, or none)")
 	flags.StringArrayVar(&j.valued, "values", nil,
 		"`"+of+"FILE` with values of the chart, such as image pull secrets (default: those of the last time)")
 	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
@@ -77,8 +77,8 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 }
 
 func (j *joiner) addExpose(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&j.Expose, "expose", "", "`TYPE` of the Service by which the Server is reached: LoadBalancer or "+
-		"NodePort (default: LoadBalancer if that cluster has load balancers)")
+	cmd.Flags().StringVar(&j.Expose, "expose", "", "`TYPE` of the Service by which the Server is reached: "+
+		"LoadBalancer or NodePort (default: LoadBalancer if that cluster has load balancers)")
 	cmd.Flags().StringVar(&j.Endpoint, "endpoint", "",
 		"`HOST:PORT` by which the Client reaches the Server, if it is not that of the Service")
 	cli.FlagValues(cmd, "expose", "LoadBalancer", "NodePort")

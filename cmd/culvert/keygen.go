@@ -13,8 +13,8 @@ func newKeygenCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keygen FILE",
 		Short: "Write a new WireGuard private key to FILE and print its public key",
-		Long: "Write a new WireGuard private key to FILE (mode 0600) and print its public key, which the peer's configuration\n" +
-			"needs. An existing FILE is never overwritten.",
+		Long: "Write a new WireGuard private key to FILE (mode 0600) and print its public key, which the peer's " +
+			"configuration needs. An existing FILE is never overwritten.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := wgkey.Stored(args[0], public)

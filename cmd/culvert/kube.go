@@ -43,11 +43,12 @@ func newKubeTemplateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "template",
 		Short: "Print what culvert has in a cluster",
-		Long: "Print what culvert has in a cluster, for kubectl apply: its kinds Peering and TunnelNode, two namespaces, the\n" +
-			"agent of every node, and rights. With --peering, also the gateway of each Peering of that name; otherwise those\n" +
-			"of --values. The Peering itself is not printed: docs/kubernetes.md has one.\n\n" +
-			"kubectl delete with the output removes culvert, with all its peerings. With --gateways-only it removes the\n" +
-			"gateways alone; delete their Peerings first, so that nodes are cleaned.",
+		Long: "Print what culvert has in a cluster, for kubectl apply: its kinds Peering and TunnelNode, two " +
+			"namespaces, the agent of every node, and rights. With --peering, also the gateway of each Peering of " +
+			"that name; otherwise those of --values. The Peering itself is not printed: docs/kubernetes.md has " +
+			"one.\n\n" +
+			"kubectl delete with the output removes culvert, with all its peerings. With --gateways-only it removes " +
+			"the gateways alone; delete their Peerings first, so that nodes are cleaned.",
 		Example: "  culvert kube template --image registry.example/culvert:1.0 --peering milan | kubectl apply -f -\n" +
 			"  culvert kube template --values values.yaml --peering milan --gateways-only >milan.yaml",
 		Args: cobra.NoArgs,

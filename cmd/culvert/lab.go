@@ -33,5 +33,6 @@ func becomeLab(args []string) error {
 	}
 	program := filepath.Join(filepath.Dir(own), "culvert-lab")
 	err = unix.Exec(program, append([]string{"culvert-lab"}, args...), os.Environ())
-	return fmt.Errorf("lab: the lab is a program of its own, culvert-lab, which must lie beside this one: %s: %w; make build makes both", program, err)
+	return fmt.Errorf("lab: the lab is a program of its own, culvert-lab, which must lie beside this one: %s: %w; "+
+		"make build makes both", program, err)
 }

@@ -25,13 +25,15 @@ func newLeaveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "leave",
 		Short: "Undo a peering of a Kubernetes cluster, or remove all of culvert from it",
-		Long: "Undo a peering of a Kubernetes cluster, or remove all of culvert from it. Agents remove links, routes and the exception from " +
-			"masquerade from all nodes first; then gateways, agents, rights, kinds and namespaces go, and what stands for Services of the " +
-			"peer, in whatever namespace. The other cluster keeps its end until " +
-			"culvert leave runs there.\n\n" +
-			"It can be interrupted and run again. With several clusters, one that cannot be reached does not keep the others.",
-		Example: "  culvert leave --context rome --peer milan\n  culvert leave --context rome --context milan --all --yes",
-		Args:    cobra.NoArgs,
+		Long: "Undo a peering of a Kubernetes cluster, or remove all of culvert from it. Agents remove links, routes " +
+			"and the exception from masquerade from all nodes first; then gateways, agents, rights, kinds and " +
+			"namespaces go, and what stands for Services of the peer, in whatever namespace. The other cluster keeps " +
+			"its end until culvert leave runs there.\n\n" +
+			"It can be interrupted and run again. With several clusters, one that cannot be reached does not keep " +
+			"the others.",
+		Example: "  culvert leave --context rome --peer milan\n" +
+			"  culvert leave --context rome --context milan --all --yes",
+		Args: cobra.NoArgs,
 	}
 	j.addCluster(cmd, "`NAME` of the context of a cluster (default: the current one); may be repeated")
 	cmd.Flags().StringVar(&peer, "peer", "", "`NAME` of the cluster that is left")

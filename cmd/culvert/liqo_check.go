@@ -32,11 +32,13 @@ func newLiqoCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [NAMESPACE/NAME]",
 		Short: "Say what would happen if a gateway of Liqo were switched to culvert, or which links nodes have",
-		Long: "Say what would happen if the GatewayServer or GatewayClient NAME were switched to culvert, and print the\n" +
-			"commands to switch and to go back. It only reads: with your rights, not with those of the gateway.\n" +
-			"Exit status 0: it would work; 1: it would not, and the lines that begin with \"wrong\" say why; 2: it cannot look.\n\n" +
-			"Without a name, say for each node and gateway whether Liqo's link, culvert's or none is there, and what to do. That is\n" +
-			"in the logs of Liqo's agent and of culvert's pods, which your rights must let you read. Exit status 1: a link is not there.",
+		Long: "Say what would happen if the GatewayServer or GatewayClient NAME were switched to culvert, and print " +
+			"the commands to switch and to go back. It only reads: with your rights, not with those of the gateway. " +
+			"Exit status 0: it would work; 1: it would not, and the lines that begin with \"wrong\" say why; 2: it " +
+			"cannot look.\n\n" +
+			"Without a name, say for each node and gateway whether Liqo's link, culvert's or none is there, and what " +
+			"to do. That is in the logs of Liqo's agent and of culvert's pods, which your rights must let you read. " +
+			"Exit status 1: a link is not there.",
 		Example: "  culvert liqo check liqo-tenant-milan/milan\n  culvert liqo check",
 		Args:    cobra.MaximumNArgs(1),
 		// The names exist only in the cluster.
@@ -47,7 +49,8 @@ func newLiqoCheckCommand() *cobra.Command {
 			}
 			namespace, name, ok := strings.Cut(args[0], "/")
 			if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-				return fmt.Errorf("%q: want NAMESPACE/NAME of a GatewayServer or GatewayClient; see kubectl get gatewayservers,gatewayclients -A", args[0])
+				return fmt.Errorf("%q: want NAMESPACE/NAME of a GatewayServer or GatewayClient; see kubectl get "+
+					"gatewayservers,gatewayclients -A", args[0])
 			}
 			client, err := o.client()
 			if err != nil {

@@ -18,11 +18,13 @@ import (
 // kubeCommands returns the commands that need Kubernetes.
 func kubeCommands() []*cobra.Command {
 	cmd := &cobra.Command{
-		Use:     "liqo",
-		Short:   "Replace Liqo's gateways",
-		Long:    "Replace Liqo's gateways. The commands only read from the cluster.",
-		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n  culvert liqo check liqo-tenant-milan/milan\n  culvert liqo check",
-		Args:    cobra.NoArgs,
+		Use:   "liqo",
+		Short: "Replace Liqo's gateways",
+		Long:  "Replace Liqo's gateways. The commands only read from the cluster.",
+		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n" +
+			"  culvert liqo check liqo-tenant-milan/milan\n" +
+			"  culvert liqo check",
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("liqo: want template or check; see --help")
 		},

@@ -36,22 +36,23 @@ func newLiqoTemplateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "template",
 		Short: "Print the templates by which Liqo starts culvert",
-		Long: "Print a " + template.ServerKind + " and a " + template.ClientKind + ", " + template.ServerName +
-			" and " + template.ClientName + ",\n" +
-			"for kubectl apply. They are made of Liqo's own, which are read from the cluster: names, labels, selectors,\n" +
-			"the Service, scheduling, pull secrets and the values of flags are the same, so that a gateway that is there\n" +
-			"can be switched. Standard error has a line for each thing that is left out.\n\n" +
-			"With --replicas 2, gateways elect which of their pods forwards, and each gateway that there is gets a\n" +
+		Long: "Print a " + template.ServerKind + " and a " + template.ClientKind + ", " + template.ServerName + " and " +
+			template.ClientName + ", for kubectl apply. They are made of Liqo's own, which are read from the cluster: " +
+			"names, labels, selectors, the Service, scheduling, pull secrets and the values of flags are the same, so " +
+			"that a gateway that is there can be switched. Standard error has a line for each thing that is left " +
+			"out.\n\n" +
+			"With --replicas 2, gateways elect which of their pods forwards, and each gateway that there is gets a " +
 			"PodDisruptionBudget: a template has no room for one. Print again when there is a new gateway.\n\n" +
-			"With --nodes, print the DaemonSet for nodes whose kernel has no Geneve, and its rights. With --services as\n" +
-			"well, the same DaemonSet serves Services on the nodes, those with culvert's label or, with =all, all.",
+			"With --nodes, print the DaemonSet for nodes whose kernel has no Geneve, and its rights. With --services " +
+			"as well, the same DaemonSet serves Services on the nodes, those with culvert's label or, with =all, all.",
 		Example: "  culvert liqo template --image registry.example/culvert:1.0 | kubectl apply -f -\n" +
 			"  culvert liqo template --image registry.example/culvert:1.0 --offline --release liqo\n" +
 			"  culvert liqo template --image registry.example/culvert:1.0 --nodes --services >nodes.yaml",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.image == "" {
-				return errors.New("--image: missing; name culvert's image in a registry that your nodes reach, such as registry.example/culvert:1.0")
+				return errors.New("--image: missing; name culvert's image in a registry that your nodes reach, such " +
+					"as registry.example/culvert:1.0")
 			}
 			if err := f.checkServices(); err != nil {
 				return err
@@ -140,7 +141,8 @@ func (f *templateFlags) stock(ctx context.Context) ([]map[string]any, error) {
 	return stocks, errors.Join(errs...)
 }
 
-const templatesHeader = "# Templates by which Liqo starts culvert's gateways: culvert liqo template. Then: culvert liqo check.\n"
+const templatesHeader = "# Templates by which Liqo starts culvert's gateways: culvert liqo template. Then: culvert " +
+	"liqo check.\n"
 
 func printTemplates(out, diag io.Writer, image string, replicas int, stocks []map[string]any) error {
 	text := []byte(templatesHeader)
@@ -178,7 +180,8 @@ func printTemplates(out, diag io.Writer, image string, replicas int, stocks []ma
 func (f *templateFlags) printBudgets(ctx context.Context, out, diag io.Writer) error {
 	if f.offline {
 		fmt.Fprintln(diag,
-			"culvert: note: no PodDisruptionBudgets are printed with --offline; without it, each gateway of the cluster gets one")
+			"culvert: note: no PodDisruptionBudgets are printed with --offline; without it, each gateway of the "+
+				"cluster gets one")
 		return nil
 	}
 	client, err := f.operator.client()

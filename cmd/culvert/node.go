@@ -35,23 +35,26 @@ func newNodeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node --config FILE | --services[=all] | --liqo | --kube",
 		Short: "Run the node end of the tunnel to a gateway, or serve Services on a node",
-		Long: "Run a node's end of the tunnel to a gateway: a Geneve, VXLAN or TUN link, its address and its routes. If the\n" +
-			"file has services, serve them as kube-proxy does, but without netfilter: cluster addresses, node ports,\n" +
-			"external and load balancer addresses, by a TUN device, routes and policy routing. SIGHUP reads them again. At\n" +
-			"exit the command removes everything that it made, except what keepLinks and services.state keep for the next\n" +
-			"run; --remove removes that too. It needs CAP_NET_ADMIN in its network namespace, except for services alone\n" +
-			"with mode: sockets.\n\n" +
-			"With --services, Services and their endpoints come from Kubernetes, and all other settings from services in\n" +
-			"the file. The node serves Services with the label service.kubernetes.io/service-proxy-name: culvert, beside\n" +
-			"kube-proxy; with --services=all also those without that label, instead of kube-proxy.\n\n" +
-			"With --takeover it takes over from the node that serves with the same services.state, which hands over its TUN\n" +
-			"device and its connections, and exits. As process 1 of a container, the old node waits instead, and serves\n" +
-			"again if the new one dies. SIGUSR2 makes a node start the program at its own path in this way.\n\n" +
-			"With --liqo it makes the tunnel links that Liqo's resources ask for, on a node whose kernel has no Geneve;\n" +
-			"Liqo's own agent sets the routes. The links stay when this process stops; --liqo --remove deletes them.\n\n" +
-			"With --kube it makes the tunnel links and routes that Peerings ask for, and exempts packets from pods to other\n" +
-			"clusters from masquerade, by nftables. They stay when this process stops, but not when its DaemonSet is\n" +
-			"deleted; --kube --remove deletes them.",
+		Long: "Run a node's end of the tunnel to a gateway: a Geneve, VXLAN or TUN link, its address and its routes. " +
+			"If the file has services, serve them as kube-proxy does, but without netfilter: cluster addresses, node " +
+			"ports, external and load balancer addresses, by a TUN device, routes and policy routing. SIGHUP reads " +
+			"them again. At exit the command removes everything that it made, except what keepLinks and " +
+			"services.state keep for the next run; --remove removes that too. It needs CAP_NET_ADMIN in its network " +
+			"namespace, except for services alone with mode: sockets.\n\n" +
+			"With --services, Services and their endpoints come from Kubernetes, and all other settings from " +
+			"services in the file. The node serves Services with the label service.kubernetes.io/service-proxy-name: " +
+			"culvert, beside kube-proxy; with --services=all also those without that label, instead of " +
+			"kube-proxy.\n\n" +
+			"With --takeover it takes over from the node that serves with the same services.state, which hands over " +
+			"its TUN device and its connections, and exits. As process 1 of a container, the old node waits instead, " +
+			"and serves again if the new one dies. SIGUSR2 makes a node start the program at its own path in this " +
+			"way.\n\n" +
+			"With --liqo it makes the tunnel links that Liqo's resources ask for, on a node whose kernel has no " +
+			"Geneve; Liqo's own agent sets the routes. The links stay when this process stops; --liqo --remove " +
+			"deletes them.\n\n" +
+			"With --kube it makes the tunnel links and routes that Peerings ask for, and exempts packets from pods " +
+			"to other clusters from masquerade, by nftables. They stay when this process stops, but not when its " +
+			"DaemonSet is deleted; --kube --remove deletes them.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
@@ -222,7 +225,8 @@ func (k *nodeKube) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&k.name, "node-name", os.Getenv("NODE_NAME"),
 		"`NAME` of the Node under Kubernetes (default: $NODE_NAME)")
 	cmd.Flags().StringVar(&k.namespace, "lease-namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "kube-system"),
-		"`NAMESPACE` of the Leases of nodes that announce addresses; the same on all nodes; $POD_NAMESPACE if that is set")
+		"`NAMESPACE` of the Leases of nodes that announce addresses; the same on all nodes; $POD_NAMESPACE if that "+
+			"is set")
 	cmd.Flags().StringVar(&k.kubeconfig, "kubeconfig", "", "kubeconfig `FILE`, outside of a pod")
 	cmd.RegisterFlagCompletionFunc("services", cobra.FixedCompletions([]string{"labelled", "all", "off"},
 		cobra.ShellCompDirectiveNoFileComp))

@@ -75,7 +75,8 @@ func (l *linkStatus) beside(ctx context.Context, _ string, status func() control
 }
 
 // errLinksStay says why no process can take over from a running one that has links.
-var errLinksStay = errors.New("with --liqo or --kube, the running process has the tunnels' UDP port; restart it: links, services.state and connections outlive it")
+var errLinksStay = errors.New("with --liqo or --kube, the running process has the tunnels' UDP port; restart it: " +
+	"links, services.state and connections outlive it")
 
 // listenSoon listens on a Unix socket, which the process that this one replaces may still have for
 // a moment.

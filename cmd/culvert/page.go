@@ -20,10 +20,11 @@ func newPageCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "page",
 		Short: "Show running gateways live in a browser: packets, drops, problems",
-		Long: "Show this machine's gateways in a browser, or only the one that --socket names, until interrupted: the path of\n" +
-			"packets with live rates, nodes, the peer, the connection table, and what is dropped and why. The page can be\n" +
-			"opened only from this machine, because its address has a secret in it, and it cannot change anything. To read\n" +
-			"it from another machine, forward the port: ssh -L 8090:127.0.0.1:8090 HOST",
+		Long: "Show this machine's gateways in a browser, or only the one that --socket names, until interrupted: " +
+			"the path of packets with live rates, nodes, the peer, the connection table, and what is dropped and " +
+			"why. The page can be opened only from this machine, because its address has a secret in it, and it " +
+			"cannot change anything. To read it from another machine, forward the port: ssh -L 8090:127.0.0.1:8090 " +
+			"HOST",
 		Example: "  culvert page\n  culvert page --socket rome --port 8090",
 		Args:    cobra.NoArgs,
 	})

@@ -20,11 +20,11 @@ func newReloadCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "reload",
 		Short: "Make a running gateway read its file again, and show what changes",
-		Long: "Make a running gateway read its file again, as SIGHUP does, and show what changes. If the file has any fault,\n" +
-			"or changes something that needs a restart, it is refused as a whole: the exit status is 2, each cause has a\n" +
-			"line, and the running configuration stays.\n\n" +
-			"With --takeover, a file that was refused only because a change needs a restart is applied by a new process,\n" +
-			"which takes over without losing connections, as at SIGUSR2.",
+		Long: "Make a running gateway read its file again, as SIGHUP does, and show what changes. If the file has " +
+			"any fault, or changes something that needs a restart, it is refused as a whole: the exit status is 2, " +
+			"each cause has a line, and the running configuration stays.\n\n" +
+			"With --takeover, a file that was refused only because a change needs a restart is applied by a new " +
+			"process, which takes over without losing connections, as at SIGUSR2.",
 		Example: "  culvert reload --dry-run\n  culvert reload\n  culvert reload --takeover",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")

@@ -16,9 +16,9 @@ func newRulesCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "rules",
 		Short: "List the compiled rules of a running gateway and the packets they matched",
-		Long: "List the compiled rules of a running gateway in the order in which packets meet them. The second line of each\n" +
-			"rule says what it matches and does, and where it comes from. Under Liqo, resources that were refused follow,\n" +
-			"with the reason; culvert status -o json has them too.",
+		Long: "List the compiled rules of a running gateway in the order in which packets meet them. The second line " +
+			"of each rule says what it matches and does, and where it comes from. Under Liqo, resources that were " +
+			"refused follow, with the reason; culvert status -o json has them too.",
 		Example: "  culvert rules\n  culvert rules -o json | jq 'select(.packets > 0)'",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")
@@ -59,8 +59,8 @@ func newRoutesCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "routes",
 		Short: "List the compiled routes of a running gateway",
-		Long: "List the compiled routes of a running gateway in the order of their rules. The first rule that matches and has\n" +
-			"a route decides; of its routes, the one with the longest prefix is used.",
+		Long: "List the compiled routes of a running gateway in the order of their rules. The first rule that " +
+			"matches and has a route decides; of its routes, the one with the longest prefix is used.",
 		Example: "  culvert routes\n  culvert routes -o json | jq 'select(.to == \"rome-1\")'",
 		Args:    cobra.NoArgs,
 	}, "text", "json", "yaml")

@@ -40,7 +40,8 @@ func openGateway(ctx context.Context, takeover string, c *config.Config, log *lo
 	}
 	if takeover == "" {
 		return nil,
-			errors.New(`--takeover: control is "" in this configuration; name the socket of the gateway that runs, by --takeover=SOCKET`)
+			errors.New(`--takeover: control is "" in this configuration; name the socket of the gateway that runs, ` +
+				"by --takeover=SOCKET")
 	}
 	return gateway.TakeOver(ctx, takeover, c, budget, log)
 }
@@ -74,7 +75,8 @@ func (s *successor) start() error {
 		return err
 	}
 	if os.Getpid() == 1 {
-		return errors.New("this is process 1: when it ends, so does everything beside it; start a process with --takeover in a container that shares network and control socket")
+		return errors.New("this is process 1: when it ends, so does everything beside it; start a process with " +
+			"--takeover in a container that shares network and control socket")
 	}
 	path, err := ownPath()
 	if err != nil {

@@ -31,12 +31,12 @@ func newTraceCommand() *cobra.Command {
 	c := newClientCommand(&cobra.Command{
 		Use:   "trace [--from NODE] PROTOCOL SOURCE DESTINATION | --flow ID",
 		Short: "Explain what a running gateway does with a packet, and why",
-		Long: "Explain what a running gateway does with a packet that you describe, or with a packet of a connection in each\n" +
-			"direction. The output names the field of the file, or the resource, that applies to the packet, and then shows\n" +
-			"the packet as it leaves or says why it is dropped. With -v, it lists every check, rule and route, by the names\n" +
-			"in culvert rules.\n\n" +
-			"The code of the packet path decides, but nothing is sent, counted or changed. The exit status is 0 whatever\n" +
-			"happens to the packet; with --fail it is 1 if the packet is dropped.",
+		Long: "Explain what a running gateway does with a packet that you describe, or with a packet of a connection " +
+			"in each direction. The output names the field of the file, or the resource, that applies to the packet, " +
+			"and then shows the packet as it leaves or says why it is dropped. With -v, it lists every check, rule " +
+			"and route, by the names in culvert rules.\n\n" +
+			"The code of the packet path decides, but nothing is sent, counted or changed. The exit status is 0 " +
+			"whatever happens to the packet; with --fail it is 1 if the packet is dropped.",
 		Example: "  culvert trace tcp 10.0.1.5:40000 10.61.1.5:80\n" +
 			"  culvert trace --from tunnel icmp 10.0.1.5 10.0.1.5\n" +
 			"  culvert trace --flow 17 -o json | jq .verdict",
@@ -92,7 +92,8 @@ func (f *traceFlags) query(c *cobra.Command, args []string) (url.Values, error) 
 		return o.Values(), nil
 	case len(args) < 3:
 		return nil,
-			errors.New("trace: which packet? Describe it, such as tcp 10.0.1.5:40000 10.61.1.5:80, or give --flow; see culvert trace --help")
+			errors.New("trace: which packet? Describe it, such as tcp 10.0.1.5:40000 10.61.1.5:80, or give --flow; " +
+				"see culvert trace --help")
 	}
 	query := url.Values{"protocol": {args[0]}, "source": {args[1]}, "destination": {args[2]}}
 	for name, value := range map[string]string{"from": f.from, "flags": strings.Join(f.flags, ","),

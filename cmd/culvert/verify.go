@@ -25,16 +25,20 @@ func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Prove that the pods of Kubernetes clusters reach each other, or say what is wrong",
-		Long: "Prove that the pods of two or more Kubernetes clusters reach each other, or say what is wrong and what to do.\n" +
-			"Pods of culvert's own image ask each other from node to node around a ring of at most ten nodes of each cluster,\n" +
-			"with the image of the gateway: TCP, UDP, the largest packet, 10 MiB there and back, a NodePort, an exported\n" +
-			"Service by its name where spec.imports of a Peering names a namespace for it, and under which address the far end\n" +
-			"sees them. They need no privilege, and are in a temporary namespace that is removed in any case.\n\n" +
-			"It asks with your rights in the clusters, and says which are missing. Of three or more clusters, it asks each pair that is joined,\n" +
-			"and prints one table: how many paths lead from the cluster of the line to that of the column.\n\n" +
-			"Exit status 0: all is well; 1: something is wrong, which lines that begin with \"wrong\" say; 2: it cannot look.",
-		Example: "  culvert verify --context rome --context milan\n  culvert verify --context rome --context milan --all-nodes -o json",
-		Args:    cobra.NoArgs,
+		Long: "Prove that the pods of two or more Kubernetes clusters reach each other, or say what is wrong and " +
+			"what to do. Pods of culvert's own image ask each other from node to node around a ring of at most ten " +
+			"nodes of each cluster, with the image of the gateway: TCP, UDP, the largest packet, 10 MiB there and " +
+			"back, a NodePort, an exported Service by its name where spec.imports of a Peering names a namespace for " +
+			"it, and under which address the far end sees them. They need no privilege, and are in a temporary " +
+			"namespace that is removed in any case.\n\n" +
+			"It asks with your rights in the clusters, and says which are missing. Of three or more clusters, it " +
+			"asks each pair that is joined, and prints one table: how many paths lead from the cluster of the line " +
+			"to that of the column.\n\n" +
+			"Exit status 0: all is well; 1: something is wrong, which lines that begin with \"wrong\" say; 2: it " +
+			"cannot look.",
+		Example: "  culvert verify --context rome --context milan\n" +
+			"  culvert verify --context rome --context milan --all-nodes -o json",
+		Args: cobra.NoArgs,
 	}
 	isJSON := cli.OutputFlag(cmd)
 	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "",
