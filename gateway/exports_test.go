@@ -21,7 +21,7 @@ func TestExportsBetweenGateways(t *testing.T) {
 	for i := range 300 {
 		list = append(list, exports.Export{Namespace: "shop", Name: fmt.Sprint("web-", i),
 			Address: netip.MustParseAddr("10.71.0.9"),
-			Ports:   []exports.Port{{Protocol: 6, Port: uint16(i)}}})
+			Ports:   []exports.LabelPort{{Protocol: 6, Port: uint16(i)}}})
 	}
 	rome, milan := exports.New(exports.MaxDatagram), exports.New(exports.MaxDatagram)
 	p.rome.Exchange(rome.Receive)

@@ -18,7 +18,7 @@ func shops(n int) []Export {
 	address := netip.MustParseAddr("10.70.0.0")
 	for i := range n {
 		address = address.Next()
-		all = append(all, Export{"shop", fmt.Sprint("web-", i), address, []Port{{"http", 6, uint16(80 + i)}}})
+		all = append(all, Export{"shop", fmt.Sprint("web-", i), address, []LabelPort{{"http", 6, uint16(80 + i)}}})
 	}
 	return all
 }
@@ -197,7 +197,7 @@ func TestLies(t *testing.T) {
 	whole := func(list string) []byte { return datagram(0, 1, hashOf([]byte(list)), list) }
 	ports := func(n int) string {
 		all := shops(1)
-		all[0].Ports = make([]Port, n)
+		all[0].Ports = make([]LabelPort, n)
 		return string(encode(all))
 	}
 	newer := whole("\x00\x00")
@@ -276,7 +276,7 @@ func TestLargestList(t *testing.T) {
 	var all []Export
 	for i := range MaxPorts {
 		name := fmt.Sprintf("%063d", i)
-		all = append(all, Export{name, name, netip.MustParseAddr("fd00::1"), []Port{{name, 17, uint16(i)}}})
+		all = append(all, Export{name, name, netip.MustParseAddr("fd00::1"), []LabelPort{{name, 17, uint16(i)}}})
 	}
 	p := newPair(t)
 	p.rome = New(1)

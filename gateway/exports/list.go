@@ -23,11 +23,11 @@ const (
 type Export struct {
 	Namespace, Name string
 	Address         netip.Addr // in the exporting cluster
-	Ports           []Port
+	Ports           []LabelPort
 }
 
-// A Port is one port of an Export.
-type Port struct {
+// A LabelPort is one port of an Export.
+type LabelPort struct {
 	Name     string // may be empty
 	Protocol uint8  // IANA protocol number
 	Port     uint16
@@ -110,7 +110,7 @@ func decode(b []byte) ([]Export, error) {
 			r.fail(errors.New("an export without ports"))
 		}
 		for j := 0; j < own && r.err == nil; j++ {
-			e.Ports = append(e.Ports, Port{Name: r.text(), Protocol: uint8(r.byte()), Port: uint16(r.number())})
+			e.Ports = append(e.Ports, LabelPort{Name: r.text(), Protocol: uint8(r.byte()), Port: uint16(r.number())})
 		}
 		all = append(all, e)
 	}

@@ -379,7 +379,7 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 	}
 	told := exports.Export{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Address: at}
 	for _, p := range e.Ports(endpoints) {
-		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
+		told.Ports = append(told.Ports, exports.LabelPort{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
 		d.Services = append(d.Services, config.Service{
 			Name: e.nameThere(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity,
 			AffinityTimeout: p.AffinityTimeout,

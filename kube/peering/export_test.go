@@ -95,7 +95,7 @@ func TestExport(t *testing.T) {
 		t.Errorf("%+v\nwant %+v", d.Services, want)
 	}
 	if want := []exports.Export{{Namespace: "shop", Name: "web", Address: addr(at),
-		Ports: []exports.Port{{Name: "http", Protocol: 6, Port: 80}}}}; !reflect.DeepEqual(d.Exports, want) {
+		Ports: []exports.LabelPort{{Name: "http", Protocol: 6, Port: 80}}}}; !reflect.DeepEqual(d.Exports, want) {
 		t.Errorf("told %v, want %v", d.Exports, want)
 	}
 	if len(d.ExportFaults) != 1 || !strings.HasPrefix(d.ExportFaults[0],

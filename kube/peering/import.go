@@ -41,7 +41,7 @@ type imported struct {
 	name  string
 	of    string     // NAMESPACE/NAME in the other cluster
 	at    netip.Addr // as this cluster sees it
-	ports []exports.Port
+	ports []exports.LabelPort
 }
 
 // dnsLabel is a name that may be part of a DNS name (RFC 1123, Section 2.1).
@@ -113,7 +113,7 @@ func offset(p netip.Prefix, a netip.Addr) (n uint32) {
 }
 
 // badPorts returns the fault of one Service's ports; "" = none.
-func badPorts(all []exports.Port) string {
+func badPorts(all []exports.LabelPort) string {
 	for i, p := range all {
 		switch {
 		case protocolNames[p.Protocol] == "":
@@ -125,7 +125,7 @@ func badPorts(all []exports.Port) string {
 		case p.Name != "" && !dnsLabel.MatchString(p.Name):
 			return fmt.Sprintf("%q, the name of a port, is no DNS label", p.Name)
 		}
-		if slices.ContainsFunc(all[:i], func(o exports.Port) bool {
+		if slices.ContainsFunc(all[:i], func(o exports.LabelPort) bool {
 			return o.Name == p.Name || o.Port == p.Port && o.Protocol == p.Protocol
 		}) {
 			return fmt.Sprintf("port %q, %d, is there twice", p.Name, p.Port)

@@ -25,9 +25,9 @@ import (
 	"culvert/kube"
 )
 
-func told(namespace, name, address string, ports ...exports.Port) exports.Export {
+func told(namespace, name, address string, ports ...exports.LabelPort) exports.Export {
 	if ports == nil {
-		ports = []exports.Port{{Name: "http", Protocol: 6, Port: 80}}
+		ports = []exports.LabelPort{{Name: "http", Protocol: 6, Port: 80}}
 	}
 	return exports.Export{Namespace: namespace, Name: name, Address: netip.MustParseAddr(address), Ports: ports}
 }
@@ -45,10 +45,10 @@ func TestImport(t *testing.T) {
 	if p.Imports != "milan" || len(p.Faults) > 0 {
 		t.Fatalf("%q %q", p.Imports, p.Faults)
 	}
-	ports := []exports.Port{{Name: "dns", Protocol: 17, Port: 53}, {Name: "dns-tcp", Protocol: 6, Port: 53},
+	ports := []exports.LabelPort{{Name: "dns", Protocol: 17, Port: 53}, {Name: "dns-tcp", Protocol: 6, Port: 53},
 		{Name: "s", Protocol: 132, Port: 9}}
 	all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9"), told("kube-system", "dns",
-		"10.70.0.255", ports...), told("a", "one", "10.70.0.1", exports.Port{Protocol: 6, Port: 1})})
+		"10.70.0.255", ports...), told("a", "one", "10.70.0.1", exports.LabelPort{Protocol: 6, Port: 1})})
 	if len(faults) > 0 || len(all) != 3 {
 		t.Fatalf("%q %v", faults, all)
 	}
@@ -131,8 +131,8 @@ func TestImportPutRight(t *testing.T) {
 // TestLyingPeer: a Service with a claim that a peer may not make is left out with the reason, and
 // others are imported.
 func TestLyingPeer(t *testing.T) {
-	port := func(name string, protocol uint8, number uint16) exports.Port {
-		return exports.Port{Name: name, Protocol: protocol, Port: number}
+	port := func(name string, protocol uint8, number uint16) exports.LabelPort {
+		return exports.LabelPort{Name: name, Protocol: protocol, Port: number}
 	}
 	long := strings.Repeat("x", 40)
 	for _, c := range []struct {

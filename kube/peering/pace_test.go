@@ -512,7 +512,7 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 				port++
 				var list []exports.Export
 				for n := range 40 {
-					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.Port{Protocol: 6,
+					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.LabelPort{Protocol: 6,
 						Port: port}))
 				}
 				c.tell(list...)

@@ -1,0 +1,70 @@
+package exports
+
+import (
+	"net/netip"
+	"time"
+)
+
+// A Service is one that a cluster exports, with its endpoints, as the peers' clusters hear of it.
+// Its fields are in JSON as in the resource kind PeerExports. Whoever reads a peer's must judge
+// whether names and addresses are acceptable.
+type Service struct {
+	Namespace   string    `json:"namespace"`
+	Name        string    `json:"name"`
+	Type        string    `json:"type"`             // ClusterSetIP, Headless or Labelled
+	Created     time.Time `json:"created,omitzero"` // when it was exported, in seconds
+	Ports       []Port    `json:"ports,omitempty"`
+	Affinity    string    `json:"sessionAffinity,omitempty"`        // ClientIP, None or ""
+	AffinityFor int32     `json:"sessionAffinitySeconds,omitempty"` // of ClientIP
+
+	InternalTrafficPolicy string            `json:"internalTrafficPolicy,omitempty"` // Cluster, Local or ""
+	TrafficDistribution   string            `json:"trafficDistribution,omitempty"`
+	Labels                map[string]string `json:"labels,omitempty"` // those that are exported
+	Annotations           map[string]string `json:"annotations,omitempty"`
+
+	Endpoints []Group `json:"endpoints,omitempty"`
+}
+
+// The types of a Service. A Labelled one has the label culvert/export and one endpoint, an address
+// of its cluster's external CIDR; PeerExports have none.
+const (
+	ClusterSetIP = "ClusterSetIP"
+	Headless     = "Headless"
+	Labelled     = "Labelled"
+)
+
+// A Port is one port of a Service, or of its endpoints.
+type Port struct {
+	Name        string `json:"name,omitempty"`
+	Protocol    string `json:"protocol"` // TCP, UDP or SCTP
+	Port        uint16 `json:"port"`
+	AppProtocol string `json:"appProtocol,omitempty"`
+}
+
+// A Group is endpoints of a Service that have the same ports. No two Groups of a Service have.
+type Group struct {
+	Ports     []Port     `json:"ports,omitempty"`
+	Addresses []Endpoint `json:"addresses"` // in the order of their addresses
+}
+
+// An Endpoint is an address at which a Service is served.
+type Endpoint struct {
+	IP    netip.Addr `json:"ip"`              // in the exporting cluster
+	Host  string     `json:"host,omitempty"`  // name of the endpoint within its Service
+	State string     `json:"state,omitempty"` // Ready, or one of the others
+}
+
+// The states of an Endpoint.
+const (
+	Ready       = "" // and serving, and not terminating
+	NotReady    = "notReady"
+	Serving     = "serving" // and terminating
+	Terminating = "terminating"
+)
+
+// PeerExports is what a gateway has heard from its peer, as the resource kind has it beside
+// metadata.
+type PeerExports struct {
+	Heard    time.Time `json:"heard,omitzero"` // when the list came; zero: none has come
+	Services []Service `json:"services,omitempty"`
+}
