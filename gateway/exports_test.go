@@ -12,24 +12,26 @@ import (
 	"culvert/nat/nattest"
 )
 
-// TestExportsBetweenGateways: a list of 300 exports passes through the tunnel, and its
+// TestExportsBetweenGateways: a list of 300 Services passes through the tunnel, and its
 // acknowledgement comes back. A gateway without a receiver of exports answers as on any closed
 // port.
 func TestExportsBetweenGateways(t *testing.T) {
 	p := newPair(t, nil)
-	var list []exports.Export
+	var list []*exports.Service
 	for i := range 300 {
-		list = append(list, exports.Export{Namespace: "shop", Name: fmt.Sprint("web-", i),
-			Address: netip.MustParseAddr("10.71.0.9"),
-			Ports:   []exports.LabelPort{{Protocol: 6, Port: uint16(i)}}})
+		list = append(list, &exports.Service{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i),
+			Type: exports.Headless, Ports: []exports.Port{{Protocol: "TCP", Port: uint16(i)}},
+			Endpoints: []exports.Group{{Addresses: []exports.Endpoint{{IP: netip.MustParseAddr("10.244.0.9")}}}}})
 	}
 	rome, milan := exports.New(exports.MaxDatagram), exports.New(exports.MaxDatagram)
 	p.rome.Exchange(rome.Receive)
 	rome.Tell(list)
 	tell := func() {
-		datagrams, _ := rome.Due(time.Now())
-		for _, b := range datagrams {
-			p.rome.Tell(b)
+		for x, gateway := range map[*exports.Exchange]*cluster{rome: p.rome, milan: p.milan} {
+			datagrams, _ := x.Due(time.Now())
+			for _, b := range datagrams {
+				gateway.Tell(b)
+			}
 		}
 	}
 	within := func(what string, done func() bool) {
@@ -61,7 +63,7 @@ func TestExportsJunk(t *testing.T) {
 	g := unopened(t)
 	x := exports.New(exports.MaxDatagram)
 	heard := 0
-	g.Exchange(func(b []byte) ([]byte, bool) { heard++; return x.Receive(b) })
+	g.Exchange(func(b []byte) bool { heard++; return x.Receive(b) })
 	send := func(source, payload string) {
 		b := nattest.IP{Source: source, Destination: "169.254.18.2", TTL: 64,
 			Body: nattest.UDP{SourcePort: 9, DestinationPort: exports.UDPPort, Payload: []byte(payload)}}.Bytes()

@@ -354,11 +354,9 @@ func (g *Gateway) Successor() int { return g.life.Successor() }
 // called before Run.
 func (g *Gateway) LearnFrom(t inspect.Teacher) { g.inspect.Teacher = t }
 
-// Exchange passes the peer's datagrams about the Services that it exports to take, and take's
-// answers to the peer.
-func (g *Gateway) Exchange(take func(datagram []byte) (answer []byte, ok bool)) {
-	g.monitor.Exchange(take)
-}
+// Exchange passes the peer's datagrams about the Services that it exports to take, which returns
+// false for a useless one.
+func (g *Gateway) Exchange(take func(datagram []byte) bool) { g.monitor.Exchange(take) }
 
 // Tell sends the peer a datagram about exports, as package exports makes them. In a role that does
 // not speak it does nothing.

@@ -312,7 +312,7 @@ func (p *losingPair) ofPackets(with func(func(*nattest.IP)) nattest.IP) map[stri
 			p.milan.path.Send(fromPeer(4000, "junk"))
 		},
 		"bad-exports": func() {
-			p.rome.Exchange(func([]byte) (answer []byte, ok bool) { return nil, false })
+			p.rome.Exchange(func([]byte) bool { return false })
 			p.milan.Tell([]byte("junk"))
 		},
 		"local-queue-full": func() {

@@ -44,7 +44,7 @@ type Port struct {
 // A Group is endpoints of a Service that have the same ports. No two Groups of a Service have.
 type Group struct {
 	Ports     []Port     `json:"ports,omitempty"`
-	Addresses []Endpoint `json:"addresses"` // in the order of their addresses
+	Addresses []Endpoint `json:"addresses,omitempty"` // in the order of their addresses
 }
 
 // An Endpoint is an address at which a Service is served.

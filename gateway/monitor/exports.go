@@ -10,8 +10,8 @@ import (
 	"culvert/gateway/exports"
 )
 
-// exportsRate limits the datagrams about exports that are handled in a second: more than the parts
-// of the longest list, and too few to keep a gateway busy.
+// exportsRate limits the datagrams about exports that are handled in a second: more than a peer
+// sends, and too few to keep a gateway busy.
 const exportsRate = 400
 
 // exchange carries the datagrams of an exports.Exchange.
@@ -21,11 +21,11 @@ type exchange struct {
 	take  atomic.Pointer[Take]
 }
 
-// Take handles a datagram of the peer about exports. It returns the datagram that answers it, or
-// nil, and false if the datagram is useless. It must not block.
-type Take func(datagram []byte) (answer []byte, ok bool)
+// Take handles a datagram of the peer about exports. It returns false if the datagram is useless.
+// It must not block, and packets wait for it.
+type Take func(datagram []byte) bool
 
-// Exchange passes the peer's datagrams about exports to take, and its answers to the peer.
+// Exchange passes the peer's datagrams about exports to take.
 func (m *Monitor) Exchange(take Take) { m.exchange.take.Store(&take) }
 
 // Tell sends the peer a datagram about exports, unless this gateway may not speak to the peer on
@@ -38,7 +38,7 @@ func (m *Monitor) Tell(datagram []byte) {
 }
 
 // Exports implements path.Local.
-func (m *Monitor) Exports(packet []byte) (answer []byte, ok, mine bool) {
+func (m *Monitor) Exports(packet []byte) (ok, mine bool) {
 	return m.exchange.receive(packet, time.Now())
 }
 
@@ -53,18 +53,11 @@ func (x *exchange) mine(packet []byte) (header.UDP, bool) {
 	return udp, ok && x.take.Load() != nil && udp.DestinationPort() == exports.UDPPort
 }
 
-func (x *exchange) receive(packet []byte, now time.Time) (answer []byte, ok, mine bool) {
+func (x *exchange) receive(packet []byte, now time.Time) (ok, mine bool) {
 	udp, ok := x.mine(packet)
 	if !ok {
-		return nil, false, false
+		return false, false
 	}
 	payload, ok := x.payload(udp)
-	if !ok || !x.limit.AllowN(now, 1) {
-		return nil, false, true
-	}
-	said, ok := (*x.take.Load())(payload)
-	if said != nil {
-		answer = x.packet(exports.UDPPort, exports.UDPPort, said)
-	}
-	return answer, ok, true
+	return ok && x.limit.AllowN(now, 1) && (*x.take.Load())(payload), true
 }

@@ -22,7 +22,7 @@ const (
 	// expected, or exceeds the rate that a peer needs.
 	DropBadCheck
 	// DropBadExports: a packet to the exchange of exports that is not part of a list, is part of a
-	// refused list, or exceeds the rate that a peer needs.
+	// list that is too long, or exceeds the rate that a peer needs.
 	DropBadExports
 	// DropLocalQueueFull: a packet made by the gateway itself, or turned back into the tunnel, when
 	// the queue was full and its source had its share.

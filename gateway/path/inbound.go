@@ -163,7 +163,7 @@ func (in *inbound) deliver(p *packet.Packet, now nat.Time) {
 	answer, ok, mine := in.Local.Check(p.Bytes())
 	if !mine {
 		bad = DropBadExports
-		answer, ok, mine = in.Local.Exports(p.Bytes())
+		ok, mine = in.Local.Exports(p.Bytes())
 	}
 	switch {
 	case !mine:

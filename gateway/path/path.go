@@ -34,8 +34,9 @@ type Local interface {
 	// packet. It returns the answer to send, or nil. ok is false if the check has no use for the
 	// packet.
 	Check(packet []byte) (answer []byte, ok, mine bool)
-	// Exports is Check for datagrams about the Services that clusters export to each other.
-	Exports(packet []byte) (answer []byte, ok, mine bool)
+	// Exports is Check for datagrams about the Services that clusters export to each other, which
+	// have no answer.
+	Exports(packet []byte) (ok, mine bool)
 }
 
 // New connects the Geneve endpoint, the engine and the WireGuard device. No packet passes before

@@ -34,9 +34,9 @@ type pipeline struct {
 // nobody is a Local that takes nothing.
 type nobody struct{}
 
-func (nobody) Answered(nat.Link, []byte) bool                { return false }
-func (nobody) Check([]byte) (answer []byte, ok, mine bool)   { return nil, false, false }
-func (nobody) Exports([]byte) (answer []byte, ok, mine bool) { return nil, false, false }
+func (nobody) Answered(nat.Link, []byte) bool              { return false }
+func (nobody) Check([]byte) (answer []byte, ok, mine bool) { return nil, false, false }
+func (nobody) Exports([]byte) (ok, mine bool)              { return false, false }
 
 const headroom = 16 // wireguard-go's offset, device.MessageTransportHeaderSize
 

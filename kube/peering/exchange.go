@@ -18,10 +18,8 @@ import (
 )
 
 const (
-	burstParts = 32                    // parts of a list that are sent at once
-	burstPause = 20 * time.Millisecond // between two bursts
-	listsWait  = 5 * time.Second       // at the start, for the lists of exported objects
-	silence    = 10 * time.Second      // after which a peer that does not acknowledge is reported
+	listsWait = 5 * time.Second  // at the start, for the lists of exported objects
+	silence   = 10 * time.Second // after which a peer that does not acknowledge is reported
 
 	// If a peer keeps sending different lists, one is read this often.
 	hearInterval = 5 * time.Second
@@ -38,12 +36,11 @@ const (
 type serviceExchange struct {
 	source   *GatewaySource
 	exchange *exports.Exchange
-	wake     chan struct{} // there is a list to send
 	imports  chan struct{} // there may be something to write
 
 	// Guarded by source.mu.
 	services, slices map[string]*unstructured.Unstructured // that look imported by this Peering, by namespace/name
-	heard            []exports.Export
+	heard            []*exports.Service                    // with LabelExport there
 	known            bool
 	fault            string   // of the peer's list
 	refused          []string // exports of the peer that were refused or could not be written
@@ -61,7 +58,7 @@ type serviceExchange struct {
 
 func newServiceExchange(source *GatewaySource) *serviceExchange {
 	return &serviceExchange{
-		source: source, wake: make(chan struct{}, 1), imports: make(chan struct{}, 1),
+		source: source, imports: make(chan struct{}, 1),
 		services: map[string]*unstructured.Unstructured{}, slices: map[string]*unstructured.Unstructured{},
 		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(source),
 		relists: rate.NewLimiter(rate.Every(relistInterval), 1),
@@ -192,19 +189,12 @@ func (x *serviceExchange) talk(ctx context.Context, g Running) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-x.wake:
+		case <-x.exchange.Ready():
 		case <-timer.C:
 		}
 		datagrams, next := x.exchange.Due(x.source.now())
-		for part := range slices.Chunk(datagrams, burstParts) {
-			for _, b := range part {
-				g.Tell(b)
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(burstPause):
-			}
+		for _, b := range datagrams {
+			g.Tell(b)
 		}
 		if !next.IsZero() {
 			timer.Reset(next.Sub(x.source.now()))
@@ -228,8 +218,12 @@ func (x *serviceExchange) write(ctx context.Context, g Running) {
 		}
 		if changed && x.hear.Allow() {
 			changed = false
+			all, fault, known := x.exchange.Heard()
 			x.source.mu.Lock()
-			x.heard, x.fault, x.known = x.exchange.Heard()
+			x.fault, x.known = fault, known
+			x.heard = slices.DeleteFunc(slices.Clone(all), func(s *exports.Service) bool {
+				return s.Type != exports.Labelled
+			})
 			x.source.mu.Unlock()
 		}
 		if g.Speaks() {
@@ -259,11 +253,9 @@ func (x *serviceExchange) tellPeer(plan *Plan, check kube.Check) {
 	if plan.Exports != nil {
 		x.exchange.Tell(plan.Exports)
 	}
-	for _, c := range []chan struct{}{x.wake, x.imports} {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+	select {
+	case x.imports <- struct{}{}:
+	default:
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -25,6 +26,9 @@ const LabelExport = "culvert/export"
 // maxBackends limits the endpoints of the ports of all exported Services together: a writer of
 // EndpointSlices must not use up the gateway's memory.
 const maxBackends = 1 << 16
+
+// maxPorts limits the ports of all Services with LabelExport together, those of a peer as well.
+const maxPorts = 500
 
 // maxLabel is the maximum length of a Service's name (RFC 1035, Section 2.3.4).
 const maxLabel = 63
@@ -90,7 +94,7 @@ func (g *Gateway) exportTo(d *Plan) {
 			held[s.key()], taken[a] = a, true
 		}
 	}
-	d.Exports = []exports.Export{}
+	d.Exports = []*exports.Service{}
 	assigned := map[string]netip.Addr{}
 	chosen := g.chosenExports(d, held)
 	for _, e := range g.exported { // those that others displace give up their addresses
@@ -129,15 +133,23 @@ func (g *Gateway) exportTo(d *Plan) {
 	}
 	// Who compares two plans sees what a Service has, not its turn.
 	slices.SortStableFunc(d.Services, func(a, b config.Service) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortFunc(d.Exports, func(a, b exports.Export) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(d.Exports, byName)
+	for i, s := range d.Exports { // an Exchange takes another address for a change
+		if k, ok := slices.BinarySearchFunc(g.told, s, byName); ok && reflect.DeepEqual(g.told[k], s) {
+			d.Exports[i] = g.told[k]
+		}
+	}
+	g.told = d.Exports
 	d.Status.Exports, g.assigned = nil, map[service.Name]bool{}
 	for _, key := range slices.Sorted(maps.Keys(assigned)) {
 		m := &g.exported[key].Meta
 		g.assigned[g.exported[key].serviceName()] = true
 		d.Status.Exports = append(d.Status.Exports, ExportStatus{m.Namespace, m.Name, assigned[key].String()})
 	}
+}
+
+func byName(a, b *exports.Service) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
 func (g *Gateway) slicesOf(e *exported) []*service.Slice {
@@ -169,7 +181,7 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 	if e := g.good.External; e.IsValid() {
 		addresses = 1<<(32-e.Bits()) - 1 // the first one stands for unknown sources
 	}
-	shares := newShares(exports.MaxPorts, max(addresses, 1))
+	shares := newShares(maxPorts, max(addresses, 1))
 	for _, key := range keys {
 		e := g.exported[key]
 		if e.refused != "" {
@@ -184,9 +196,9 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 		shares.add(e, len(e.Ports(nil)), 1)
 	}
 	for _, e := range shares.inTurn() {
-		if n := len(e.Ports(nil)); total+n > exports.MaxPorts {
+		if n := len(e.Ports(nil)); total+n > maxPorts {
 			d.exportFault(e, "spec.ports: %d ports are exported already, and at most %d may be, which namespaces share",
-				total, exports.MaxPorts)
+				total, maxPorts)
 			continue
 		} else if addresses > 0 && len(all) == addresses { // without any, each Service says so
 			d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(g.good.External))
@@ -377,9 +389,10 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 		g.slices.forget(e.serviceName())
 		return true
 	}
-	told := exports.Export{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Address: at}
+	told := &exports.Service{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Type: exports.Labelled,
+		Endpoints: []exports.Group{{Addresses: []exports.Endpoint{{IP: at}}}}}
 	for _, p := range e.Ports(endpoints) {
-		told.Ports = append(told.Ports, exports.LabelPort{Name: p.Label, Protocol: p.Protocol, Port: p.Port})
+		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: protocolNames[p.Protocol], Port: p.Port})
 		d.Services = append(d.Services, config.Service{
 			Name: e.nameThere(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity,
 			AffinityTimeout: p.AffinityTimeout,

@@ -94,8 +94,7 @@ func TestExport(t *testing.T) {
 	if !reflect.DeepEqual(d.Services, want) {
 		t.Errorf("%+v\nwant %+v", d.Services, want)
 	}
-	if want := []exports.Export{{Namespace: "shop", Name: "web", Address: addr(at),
-		Ports: []exports.LabelPort{{Name: "http", Protocol: 6, Port: 80}}}}; !reflect.DeepEqual(d.Exports, want) {
+	if want := []*exports.Service{told("shop", "web", at)}; !reflect.DeepEqual(d.Exports, want) {
 		t.Errorf("told %v, want %v", d.Exports, want)
 	}
 	if len(d.ExportFaults) != 1 || !strings.HasPrefix(d.ExportFaults[0],
@@ -260,33 +259,45 @@ func TestExportFull(t *testing.T) {
 	}
 }
 
-// TestExportTooMany: a list has at most exports.MaxPorts ports; Services that are exported already
+// TestExportTooMany: a list has at most maxPorts ports; Services that are exported already
 // stay.
 func TestExportTooMany(t *testing.T) {
 	g := rome(t)
 	g.put(readIn(t, "10.70.0.0/24}\n  remote", "10.70.0.0/22}\n  remote", "cidr: 10.70.0.0/24, remap: 10.71.0.0/24",
 		"cidr: 10.90.0.0/24, remap: 10.71.0.0/24"))
-	for i := range exports.MaxPorts {
+	for i := range maxPorts {
 		exportWith(t, g, fmt.Sprint("web-", i))
 	}
 	store(g, g.Plan())
 	exportWith(t, g, "old", "2026-11-23T12:00:00Z", "2020-01-01T00:00:00Z")
 	d := g.Plan()
-	if len(d.Exports) != exports.MaxPorts || !slices.Equal(d.ExportFaults,
+	if len(d.Exports) != maxPorts || !slices.Equal(d.ExportFaults,
 		[]string{
 			"Service shop/old: spec.ports: 500 ports are exported already, and at most 500 may be, which namespaces share"}) {
 		t.Errorf("%d exports, %q", len(d.Exports), d.ExportFaults)
 	}
-	exchange := exports.New(0)
+	exchange, peer := exports.New(0), exports.New(0)
 	exchange.Tell(d.Exports)
-	peer := exports.New(0)
-	datagrams, _ := exchange.Due(start)
-	for _, b := range datagrams {
-		peer.Receive(b)
-	}
-	if list, fault, known := peer.Heard(); !known || fault != "" || len(list) != exports.MaxPorts {
+	if list, fault, known := passed(exchange, peer, start); !known || fault != "" || len(list) != maxPorts {
 		t.Errorf("the peer has heard %d exports, %q", len(list), fault)
 	}
+}
+
+// passed returns what an Exchange has heard after another has told it everything.
+func passed(from, to *exports.Exchange, now time.Time) ([]*exports.Service, string, bool) {
+	for end := now.Add(10 * time.Second); now.Before(end); now = now.Add(10 * time.Millisecond) {
+		for _, x := range []*exports.Exchange{from, to} {
+			other := to
+			if x == to {
+				other = from
+			}
+			datagrams, _ := x.Due(now)
+			for _, b := range datagrams {
+				other.Receive(b)
+			}
+		}
+	}
+	return to.Heard()
 }
 
 // TestExportUnknown: until all lists are read, nothing is sent to the peer, and no address is

@@ -55,6 +55,7 @@ type Gateway struct {
 	slices       *sliceIndex
 	assigned     map[service.Name]bool // the Services that have an address by the last plan; nil: there was none
 	exportsKnown bool                  // all exported Services are known
+	told         []*exports.Service    // Exports of the last plan
 	term         int64                 // the term that this gateway has written; 0: none yet
 	displaced    string                // the pod that was active before this one
 }
@@ -172,8 +173,8 @@ type Plan struct {
 	disputed map[string]bool
 	unready  map[string]bool // the nodes of Unready
 
-	Services []config.Service // one for each exported port
-	Exports  []exports.Export // the same, for the peer
+	Services []config.Service   // one for each exported port
+	Exports  []*exports.Service // the same, for the peer
 	// parts of Services that are not exported, each with the Service and the path of a field
 	ExportFaults []string
 	ExternalFull bool // an exported Service has no address

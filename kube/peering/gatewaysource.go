@@ -49,7 +49,7 @@ type Running interface {
 	// everything does; "" if the gateway knows no reason.
 	Trouble(answers bool) string
 	// Exchange and Tell are the methods of gateway.Gateway.
-	Exchange(take func(datagram []byte) (answer []byte, ok bool))
+	Exchange(take func(datagram []byte) bool)
 	Tell(datagram []byte)
 	// NodeTroubles returns, by node, a sentence that says why nothing passes between the gateway
 	// and the node.

@@ -41,7 +41,7 @@ type imported struct {
 	name  string
 	of    string     // NAMESPACE/NAME in the other cluster
 	at    netip.Addr // as this cluster sees it
-	ports []exports.LabelPort
+	ports []exports.Port
 }
 
 // dnsLabel is a name that may be part of a DNS name (RFC 1123, Section 2.1).
@@ -52,10 +52,10 @@ var protocolNames = map[uint8]string{packet.TCP: "TCP", packet.UDP: "UDP", packe
 // imports returns the Services that a Peering imports of the peer's list, by name, and why it
 // refuses others. The list is not trusted: names become DNS labels in one namespace, and addresses
 // must be in the external CIDR that the Peering gives the peer.
-func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faults []string) {
+func (p *Peering) imports(told []*exports.Service) (all map[string]*imported, faults []string) {
 	all = map[string]*imported{}
-	for i := range told {
-		e := &told[i]
+	ports := 0
+	for _, e := range told {
 		x := &imported{name: importName(e.Name, e.Namespace), of: e.Namespace + "/" + e.Name}
 		refuse := func(format string, args ...any) {
 			faults = append(faults, fmt.Sprintf("the peer's Service %.130q: ", x.of)+fmt.Sprintf(format, args...))
@@ -73,13 +73,21 @@ func (p *Peering) imports(told []exports.Export) (all map[string]*imported, faul
 			refuse("%s would be its name here, as that of %s is", x.name, other.of)
 			continue
 		}
+		if len(e.Endpoints) != 1 || len(e.Endpoints[0].Addresses) != 1 {
+			refuse("it has not one address")
+			continue
+		}
 		var fault string
-		if x.at, fault = p.seenExternal(e.Address); fault != "" {
+		if x.at, fault = p.seenExternal(e.Endpoints[0].Addresses[0].IP); fault != "" {
 			refuse("%s", fault)
 			continue
 		}
 		if fault := badPorts(e.Ports); fault != "" {
 			refuse("%s", fault)
+			continue
+		}
+		if ports += len(e.Ports); ports > maxPorts {
+			refuse("the peer exports more than %d ports", maxPorts)
 			continue
 		}
 		x.ports = e.Ports
@@ -113,11 +121,14 @@ func offset(p netip.Prefix, a netip.Addr) (n uint32) {
 }
 
 // badPorts returns the fault of one Service's ports; "" = none.
-func badPorts(all []exports.LabelPort) string {
+func badPorts(all []exports.Port) string {
+	if len(all) == 0 {
+		return "it has no ports"
+	}
 	for i, p := range all {
 		switch {
-		case protocolNames[p.Protocol] == "":
-			return fmt.Sprintf("protocol %d is not TCP, UDP or SCTP", p.Protocol)
+		case p.Protocol != "TCP" && p.Protocol != "UDP" && p.Protocol != "SCTP":
+			return fmt.Sprintf("protocol %.20q is not TCP, UDP or SCTP", p.Protocol)
 		case p.Port == 0:
 			return "0 is no port"
 		case p.Name == "" && len(all) > 1:
@@ -125,7 +136,7 @@ func badPorts(all []exports.LabelPort) string {
 		case p.Name != "" && !dnsLabel.MatchString(p.Name):
 			return fmt.Sprintf("%q, the name of a port, is no DNS label", p.Name)
 		}
-		if slices.ContainsFunc(all[:i], func(o exports.LabelPort) bool {
+		if slices.ContainsFunc(all[:i], func(o exports.Port) bool {
 			return o.Name == p.Name || o.Port == p.Port && o.Protocol == p.Protocol
 		}) {
 			return fmt.Sprintf("port %q, %d, is there twice", p.Name, p.Port)
@@ -150,14 +161,14 @@ type slicePort struct {
 
 func (x *imported) servicePorts() (all []servicePort) {
 	for _, p := range x.ports {
-		all = append(all, servicePort{p.Name, protocolNames[p.Protocol], p.Port, p.Port})
+		all = append(all, servicePort{p.Name, p.Protocol, p.Port, p.Port})
 	}
 	return all
 }
 
 func (x *imported) slicePorts() (all []slicePort) {
 	for _, p := range x.ports {
-		all = append(all, slicePort{p.Name, protocolNames[p.Protocol], p.Port})
+		all = append(all, slicePort{p.Name, p.Protocol, p.Port})
 	}
 	return all
 }

@@ -25,11 +25,12 @@ import (
 	"culvert/kube"
 )
 
-func told(namespace, name, address string, ports ...exports.LabelPort) exports.Export {
+func told(namespace, name, address string, ports ...exports.Port) *exports.Service {
 	if ports == nil {
-		ports = []exports.LabelPort{{Name: "http", Protocol: 6, Port: 80}}
+		ports = []exports.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 	}
-	return exports.Export{Namespace: namespace, Name: name, Address: netip.MustParseAddr(address), Ports: ports}
+	return &exports.Service{Namespace: namespace, Name: name, Type: exports.Labelled, Ports: ports,
+		Endpoints: []exports.Group{{Addresses: []exports.Endpoint{{IP: netip.MustParseAddr(address)}}}}}
 }
 
 // importRole is the Role that lets rome's gateway write imports.
@@ -45,10 +46,10 @@ func TestImport(t *testing.T) {
 	if p.Imports != "milan" || len(p.Faults) > 0 {
 		t.Fatalf("%q %q", p.Imports, p.Faults)
 	}
-	ports := []exports.LabelPort{{Name: "dns", Protocol: 17, Port: 53}, {Name: "dns-tcp", Protocol: 6, Port: 53},
-		{Name: "s", Protocol: 132, Port: 9}}
-	all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9"), told("kube-system", "dns",
-		"10.70.0.255", ports...), told("a", "one", "10.70.0.1", exports.LabelPort{Protocol: 6, Port: 1})})
+	ports := []exports.Port{{Name: "dns", Protocol: "UDP", Port: 53}, {Name: "dns-tcp", Protocol: "TCP", Port: 53},
+		{Name: "s", Protocol: "SCTP", Port: 9}}
+	all, faults := p.imports([]*exports.Service{told("shop", "web", "10.70.0.9"), told("kube-system", "dns",
+		"10.70.0.255", ports...), told("a", "one", "10.70.0.1", exports.Port{Protocol: "TCP", Port: 1})})
 	if len(faults) > 0 || len(all) != 3 {
 		t.Fatalf("%q %v", faults, all)
 	}
@@ -80,7 +81,7 @@ func TestImport(t *testing.T) {
 // address that the API server has given it.
 func TestImportPutRight(t *testing.T) {
 	p := readIn(t)
-	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
+	all, _ := p.imports([]*exports.Service{told("shop", "web", "10.70.0.9")})
 	x := all["web-shop"]
 	stored := object(t,
 		`{apiVersion: v1, kind: Service, metadata: {name: web-shop, namespace: milan, resourceVersion: "7", annotations: {culvert.io/exported-as: shop/web},
@@ -131,12 +132,16 @@ func TestImportPutRight(t *testing.T) {
 // TestLyingPeer: a Service with a claim that a peer may not make is left out with the reason, and
 // others are imported.
 func TestLyingPeer(t *testing.T) {
-	port := func(name string, protocol uint8, number uint16) exports.LabelPort {
-		return exports.LabelPort{Name: name, Protocol: protocol, Port: number}
+	port := func(name, protocol string, number uint16) exports.Port {
+		return exports.Port{Name: name, Protocol: protocol, Port: number}
 	}
 	long := strings.Repeat("x", 40)
+	ports := make([]exports.Port, maxPorts)
+	for i := range ports {
+		ports[i] = port(fmt.Sprint("p", i), "TCP", uint16(1+i))
+	}
 	for _, c := range []struct {
-		lie  exports.Export
+		lie  *exports.Service
 		want string
 	}{
 		{told("shop", "Web", "10.70.0.9"), `the peer's Service "shop/Web": its name or its namespace is no DNS label`},
@@ -153,15 +158,18 @@ func TestLyingPeer(t *testing.T) {
 		{told("shop", "web", "::1"), "::1 is not of"},
 		{told("shop", "web", "::ffff:10.70.0.9"), "is not of"},
 		{told("shop", "web", "10.70.0.0"), "10.70.0.0 stands for all that are unknown there"},
-		{told("shop", "web", "10.70.0.9", port("", 1, 80)), "protocol 1 is not TCP, UDP or SCTP"},
-		{told("shop", "web", "10.70.0.9", port("", 6, 0)), "0 is no port"},
-		{told("shop", "web", "10.70.0.9", port("A", 6, 80)), `"A", the name of a port, is no DNS label`},
-		{told("shop", "web", "10.70.0.9", port("", 6, 80), port("b", 6, 81)), "one of several ports has no name"},
-		{told("shop", "web", "10.70.0.9", port("a", 6, 80), port("a", 17, 81)), `port "a", 81, is there twice`},
-		{told("shop", "web", "10.70.0.9", port("a", 6, 80), port("b", 6, 80)), `port "b", 80, is there twice`},
+		{told("shop", "web", "10.70.0.9", port("", "ICMP", 80)), `protocol "ICMP" is not TCP, UDP or SCTP`},
+		{told("shop", "web", "10.70.0.9", port("", "TCP", 0)), "0 is no port"},
+		{told("shop", "web", "10.70.0.9", port("A", "TCP", 80)), `"A", the name of a port, is no DNS label`},
+		{told("shop", "web", "10.70.0.9", port("", "TCP", 80), port("b", "TCP", 81)), "one of several ports has no name"},
+		{told("shop", "web", "10.70.0.9", port("a", "TCP", 80), port("a", "UDP", 81)), `port "a", 81, is there twice`},
+		{told("shop", "web", "10.70.0.9", port("a", "TCP", 80), port("b", "TCP", 80)), `port "b", 80, is there twice`},
+		{told("shop", "web", "10.70.0.9", []exports.Port{}...), "it has no ports"},
+		{told("shop", "web", "10.70.0.9", ports...), "the peer exports more than 500 ports"},
+		{&exports.Service{Namespace: "shop", Name: "web", Type: exports.Labelled}, "it has not one address"},
 	} {
 		p := readIn(t)
-		all, faults := p.imports([]exports.Export{told("shop", "good", "10.70.0.7"), c.lie})
+		all, faults := p.imports([]*exports.Service{told("shop", "good", "10.70.0.7"), c.lie})
 		if len(faults) != 1 || !strings.Contains(faults[0], c.want) {
 			t.Errorf("%q, want %q", faults, c.want)
 		}
@@ -170,7 +178,8 @@ func TestLyingPeer(t *testing.T) {
 		}
 	}
 	p := readIn(t, "    externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}\n", "")
-	if all, faults := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")}); len(all) > 0 || len(faults) != 1 {
+	all, faults := p.imports([]*exports.Service{told("shop", "web", "10.70.0.9")})
+	if len(all) > 0 || len(faults) != 1 {
 		t.Errorf("without an external CIDR: %v, %q", all, faults)
 	}
 	if p := readIn(t, "peer: milan", "peer: milan\n  imports: a/b"); !slices.ContainsFunc(p.Faults,
@@ -184,7 +193,7 @@ func TestLyingPeer(t *testing.T) {
 // tells the same twice.
 func TestImportOvertaken(t *testing.T) {
 	p := readIn(t)
-	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
+	all, _ := p.imports([]*exports.Service{told("shop", "web", "10.70.0.9")})
 	x, key := all["web-shop"], "milan/web-shop"
 	version := func(n int) *unstructured.Unstructured {
 		u := x.service("milan", importRole(t))
@@ -232,7 +241,7 @@ func TestImportOvertaken(t *testing.T) {
 // it. A list without it says so, or the gateway would never make it again.
 func TestImportLost(t *testing.T) {
 	p := readIn(t)
-	all, _ := p.imports([]exports.Export{told("shop", "web", "10.70.0.9")})
+	all, _ := p.imports([]*exports.Service{told("shop", "web", "10.70.0.9")})
 	x := all["web-shop"]
 	client := &cluster{FakeDynamicClient: fake.NewSimpleDynamicClient(runtime.NewScheme())}
 	s := NewGatewaySource(client, Self{Name: "milan"}, NodeNamespace, quiet())
@@ -360,7 +369,7 @@ func TestImportReturns(t *testing.T) {
 		if uid, served := c.imported("web-shop"); uid != first || served {
 			t.Errorf("2 s after it has gone: %q, served %t", uid, served)
 		}
-		web.Address = netip.MustParseAddr("10.70.0.10")
+		web = told("shop", "web", "10.70.0.10")
 		c.hear(web, api)
 		if uid, served := c.imported("web-shop"); uid != first || !served {
 			t.Errorf("it has returned: %q, served %t; it was %q", uid, served, first)
@@ -402,7 +411,7 @@ func TestImportReturns(t *testing.T) {
 }
 
 // many are exports of a peer.
-func many(name string, n int) (all []exports.Export) {
+func many(name string, n int) (all []*exports.Service) {
 	for i := range n {
 		all = append(all, told("shop", fmt.Sprintf("%s%03d", name, i), "10.70.0.9"))
 	}
@@ -459,7 +468,7 @@ func TestImportShare(t *testing.T) {
 			for i := range 3 { // what is held makes room
 				c.hear(many(fmt.Sprint("again", i), 20)...)
 			}
-			if n := c.services() - foreign; test.want < 40 && n != test.want || n > exports.MaxPorts {
+			if n := c.services() - foreign; test.want < 40 && n != test.want || n > exports.MaxServices {
 				t.Errorf("%s: %d Services after changes", name, n)
 			}
 			if uid, served := c.imported("again2000-shop"); uid == "" || !served {

@@ -36,7 +36,7 @@ const (
 	// A peer that keeps changing its exports causes importWrites writes a second after an initial
 	// burst, which is large enough to move a full list to another namespace.
 	importWrites      = 1
-	importWritesFirst = 4*exports.MaxPorts + 100
+	importWritesFirst = 4*exports.MaxServices + 100
 )
 
 // An importer makes the Services and EndpointSlices in one namespace match the peer's exports. It
@@ -66,7 +66,7 @@ type stuck struct {
 
 func newImporter(source *GatewaySource) importer {
 	return importer{source: source, writes: newImportLimit(), stuck: map[string]stuck{},
-		foreign: map[string]time.Time{}, gone: map[string]time.Time{}, room: exports.MaxPorts}
+		foreign: map[string]time.Time{}, gone: map[string]time.Time{}, room: exports.MaxServices}
 }
 
 func newImportLimit() *rate.Limiter { return rate.NewLimiter(importWrites, importWritesFirst) }
@@ -156,7 +156,7 @@ func (j *job) look(namespace string, want map[string]*imported) {
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 			return err
 		}
-		if j.ranges, j.room = j.now, exports.MaxPorts; err == nil {
+		if j.ranges, j.room = j.now, exports.MaxServices; err == nil {
 			if n := sizeOf(list.Items); n > 0 {
 				j.room = min(j.room, max(n/addressShare, 1))
 			}

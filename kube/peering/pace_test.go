@@ -52,7 +52,8 @@ type cluster struct {
 	prunes  atomic.Bool  // status.accepted, as an API server with an older CRD does
 	hides   atomic.Value // the error with which a list of all Peerings is refused; "": none
 	trouble atomic.Value
-	stop    func() // ends the gateway
+	peer    atomic.Pointer[exports.Exchange] // gets what the gateway tells
+	stop    func()                           // ends the gateway
 }
 
 func (c *cluster) Resource(r schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
@@ -151,12 +152,16 @@ func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructure
 	return o.ResourceInterface.UpdateStatus(ctx, u, opts)
 }
 
-func (c *cluster) Speaks() bool                         { return !c.rests.Load() }
-func (c *cluster) Trouble(bool) string                  { return c.trouble.Load().(string) }
-func (c *cluster) Exchange(func([]byte) ([]byte, bool)) {}
-func (c *cluster) Tell([]byte)                          {}
-func (c *cluster) NodeTroubles() map[string]string      { return nil }
-func (c *cluster) Standbys() ([]Standby, bool)          { return nil, true }
+func (c *cluster) Speaks() bool               { return !c.rests.Load() }
+func (c *cluster) Trouble(bool) string        { return c.trouble.Load().(string) }
+func (c *cluster) Exchange(func([]byte) bool) {}
+func (c *cluster) Tell(b []byte) {
+	if peer := c.peer.Load(); peer != nil {
+		peer.Receive(b)
+	}
+}
+func (c *cluster) NodeTroubles() map[string]string { return nil }
+func (c *cluster) Standbys() ([]Standby, bool)     { return nil, true }
 func (c *cluster) Amend(next *config.Config) bool {
 	c.config.Store(next)
 	return !c.refuses.Load()
@@ -269,7 +274,7 @@ func (c *cluster) imports(namespace string, generation int64) {
 }
 
 // tell sets what the peer exports.
-func (c *cluster) tell(list ...exports.Export) {
+func (c *cluster) tell(list ...*exports.Service) {
 	x := c.source.services
 	c.source.mu.Lock()
 	x.known, x.heard = true, list
@@ -278,7 +283,7 @@ func (c *cluster) tell(list ...exports.Export) {
 }
 
 // hear is tell, and waits until the gateway has done something about it.
-func (c *cluster) hear(list ...exports.Export) {
+func (c *cluster) hear(list ...*exports.Service) {
 	c.tell(list...)
 	time.Sleep(2 * kube.Tick)
 	synctest.Wait()
@@ -510,9 +515,9 @@ func TestLoudPeerWritesLittle(t *testing.T) {
 		babble := func(d time.Duration) {
 			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 				port++
-				var list []exports.Export
+				var list []*exports.Service
 				for n := range 40 {
-					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.LabelPort{Protocol: 6,
+					list = append(list, told("shop", fmt.Sprint("web", n), "10.70.0.9", exports.Port{Protocol: "TCP",
 						Port: port}))
 				}
 				c.tell(list...)

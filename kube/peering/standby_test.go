@@ -17,18 +17,20 @@ import (
 func TestStandbyWritesNoImports(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		peer := exports.New(0)
+		c.peer.Store(peer)
 		tell := func(names ...string) {
-			var list []exports.Export
+			var list []*exports.Service
 			for _, name := range names {
 				list = append(list, told("shop", name, "10.70.0.9"))
 			}
 			peer.Tell(list)
 			peer.Reached()
-			datagrams, _ := peer.Due(time.Now())
-			for _, b := range datagrams {
-				c.source.services.exchange.Receive(b)
+			for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				datagrams, _ := peer.Due(time.Now())
+				for _, b := range datagrams {
+					c.source.services.exchange.Receive(b)
+				}
 			}
-			time.Sleep(10 * time.Second)
 			synctest.Wait()
 		}
 		there := func(name string) bool {
