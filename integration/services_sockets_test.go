@@ -57,6 +57,19 @@ func startUnprivileged(h *peerHost, file string, flags ...string) *peerProcess {
 	return p
 }
 
+// socketServices is the file of a node that serves by sockets; web are the endpoints of two of its
+// Services.
+func socketServices(web ...string) string {
+	const local = "externalTrafficPolicy: Local,"
+	return strings.Replace(serviceConfig[:strings.Index(serviceConfig, "  serviceCIDRs")], "services:\n",
+		"services:\n  mode: sockets\n", 1) + "  serve:\n" +
+		bySocket("web", "tcp", 30010, 8080, "", web...) + bySocket("dns", "udp", 30010, 8080, "", web...) +
+		bySocket("near", "tcp", 30011, 8080, local, "pa", "pb") + bySocket("near-dns", "udp", 30011, 8080,
+		local, "pa", "pb") +
+		bySocket("far", "tcp", 30014, 8080, local, "pb") + bySocket("nobody", "tcp", 30013, 8080, "") +
+		bySocket("hash", "tcp", 30015, 8085, "proxyProtocol: v2,", "pa", "pb")
+}
+
 // TestServicesBySockets serves node ports as a user without any capability, over TCP, UDP and both
 // families: to a host outside, to pods and to the node itself, with the policies and PROXY protocol
 // headers of a device, and large streams. Nothing in the kernel changes.
@@ -69,101 +82,109 @@ func TestServicesBySockets(t *testing.T) {
 				fmt.Fprintf(conn, " %s", toldOf(conn))
 			})
 		}
-		const local = "externalTrafficPolicy: Local,"
-		services := func(web ...string) string {
-			return strings.Replace(serviceConfig[:strings.Index(serviceConfig, "  serviceCIDRs")], "services:\n",
-				"services:\n  mode: sockets\n", 1) + "  serve:\n" +
-				bySocket("web", "tcp", 30010, 8080, "", web...) + bySocket("dns", "udp", 30010, 8080, "", web...) +
-				bySocket("near", "tcp", 30011, 8080, local, "pa", "pb") + bySocket("near-dns", "udp", 30011, 8080,
-				local, "pa", "pb") +
-				bySocket("far", "tcp", 30014, 8080, local, "pb") + bySocket("nobody", "tcp", 30013, 8080, "") +
-				bySocket("hash", "tcp", 30015, 8085, "proxyProtocol: v2,", "pa", "pb")
-		}
-		writeReadable(t, l.file, services("pa", "pb"))
+		writeReadable(t, l.file, socketServices("pa", "pb"))
 		before := l.kernelState()
-		node := startUnprivileged(l.n1, l.file)
-		at := func(family, port int) string {
-			return net.JoinHostPort(serviceAddresses["n1"][family], strconv.Itoa(port))
-		}
-		for _, r := range []struct {
-			from *peerHost
-			port int
-			want string // the server that answers
-		}{
-			{l.out, 30010, "pa pb"}, {l.c, 30010, "pa pb"}, {l.a, 30010, "pa pb"}, {l.n1, 30010, "pa pb"},
-			{l.out, 30011, "pa"}, {l.c, 30011, "pa pb"}, {l.n1, 30011, "pa pb"},
-		} {
-			for family := range 2 {
-				for _, network := range []string{"tcp", "udp"} {
-					got := map[string]bool{}
-					for range questions {
-						who, sees, err := l.ask(r.from, network, at(family, r.port))
-						if err != nil || sees != serviceAddresses["n1"][family] {
-							t.Fatalf("%s asks %s %s: %q answers and sees %q: %v", r.from.name, network,
-								at(family, r.port), who, sees, err)
-						}
-						got[who] = true
-					}
-					for _, who := range strings.Fields(r.want) {
-						if !got[who] || len(got) != len(strings.Fields(r.want)) {
-							t.Errorf("%s asks %s %s: %v answer, want %s", r.from.name, network,
-								at(family, r.port), got, r.want)
-						}
-					}
-				}
-			}
-		}
+		l.node = startUnprivileged(l.n1, l.file)
+		l.askNodePorts()
 		for port, want := range map[int]error{30013: unix.ECONNREFUSED, 30014: unix.ECONNRESET} {
-			if who, _, err := l.ask(l.out, "tcp", at(0, port)); !errors.Is(err, want) {
+			if who, _, err := l.ask(l.out, "tcp", nodePort(0, port)); !errors.Is(err, want) {
 				t.Errorf("port %d: %q answers: %v, want %v", port, who, err, want)
 			}
 		}
-		for family := range 2 {
-			for i := range 4 { // either endpoint may answer
-				size := int64(1 << 20)
-				if i == 0 {
-					size = 100 << 20
-				}
-				rate, err := l.out.hashTold(netip.MustParseAddrPort(at(family, 30015)), size)
-				if err != nil {
-					t.Error(err)
-				}
-				if i == 0 {
-					t.Logf("%d bytes to %s: %.0f MB/s", size, at(family, 30015), rate/1e6)
-				}
-			}
-		}
-		stream, questions := l.stream(l.out, "tcp", at(0, 30010)), l.stream(l.out, "udp", at(0, 30010))
-		for _, only := range []string{"pa", "pb"} {
-			applied := strings.Count(node.output(), "configuration applied")
-			writeReadable(t, l.file, services(only))
-			node.cmd.Process.Signal(unix.SIGHUP)
-			await(t, "the other endpoint", func() bool {
-				return strings.Count(node.output(), "configuration applied") != applied
-			})
-			if err := stream.echo(); err != nil {
-				t.Errorf("with %s alone, the connection to %s: %v", only, stream.who, err)
-			}
-			if who, err := questions.hear(); err != nil || who != only {
-				t.Errorf("with %s alone, %s answers: %v", only, who, err)
-			}
-		}
+		l.sendLarge()
+		stream := l.stream(l.out, "tcp", nodePort(0, 30010))
+		l.changeEndpoints(stream)
 		if after := l.kernelState(); after != before {
 			t.Errorf("rules, routes or links have changed:\n%s\nthere was:\n%s", after, before)
 		}
 		out, err := l.n1.try("", os.Getenv(binaryEnv), "node", "--config", l.file, "--check")
-		if name := fmt.Sprintf("process %d", node.cmd.Process.Pid); err != nil ||
+		if name := fmt.Sprintf("process %d", l.node.cmd.Process.Pid); err != nil ||
 			!strings.Contains(out, "nodePort: 172.18.0.2:30010/tcp is in use by culvert, "+name) {
 			t.Errorf("--check beside who serves: %v: %s", err, out)
 		}
-		node.stop()
+		l.node.stop()
 		if _, err := stream.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("at the end the connection sees %v", err)
 		}
-		if !strings.Contains(node.output(), "services are no longer served") {
-			t.Errorf("it ends otherwise than it should:\n%s", node.output())
+		if !strings.Contains(l.node.output(), "services are no longer served") {
+			t.Errorf("it ends otherwise than it should:\n%s", l.node.output())
 		}
 	}, programs("ip", "ip"))
+}
+
+func nodePort(family, port int) string {
+	return net.JoinHostPort(serviceAddresses["n1"][family], strconv.Itoa(port))
+}
+
+// askNodePorts asks under both policies: the right endpoints answer, which see the node.
+func (l *serviceLab) askNodePorts() {
+	l.Helper()
+	for _, r := range []struct {
+		from *peerHost
+		port int
+		want string // the servers that answer
+	}{
+		{l.out, 30010, "pa pb"}, {l.c, 30010, "pa pb"}, {l.a, 30010, "pa pb"}, {l.n1, 30010, "pa pb"},
+		{l.out, 30011, "pa"}, {l.c, 30011, "pa pb"}, {l.n1, 30011, "pa pb"},
+	} {
+		for family := range 2 {
+			for _, network := range []string{"tcp", "udp"} {
+				at, got := nodePort(family, r.port), map[string]bool{}
+				for range questions {
+					who, sees, err := l.ask(r.from, network, at)
+					if err != nil || sees != serviceAddresses["n1"][family] {
+						l.Fatalf("%s asks %s %s: %q answers and sees %q: %v", r.from.name, network, at, who, sees, err)
+					}
+					got[who] = true
+				}
+				for _, who := range strings.Fields(r.want) {
+					if !got[who] || len(got) != len(strings.Fields(r.want)) {
+						l.Errorf("%s asks %s %s: %v answer, want %s", r.from.name, network, at, got, r.want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// sendLarge sends large streams to servers that are told of the client.
+func (l *serviceLab) sendLarge() {
+	l.Helper()
+	for family := range 2 {
+		for i := range 4 { // either endpoint may answer
+			size, at := int64(1<<20), nodePort(family, 30015)
+			if i == 0 {
+				size = 100 << 20
+			}
+			rate, err := l.out.hashTold(netip.MustParseAddrPort(at), size)
+			if err != nil {
+				l.Error(err)
+			}
+			if i == 0 {
+				l.Logf("%d bytes to %s: %.0f MB/s", size, at, rate/1e6)
+			}
+		}
+	}
+}
+
+// changeEndpoints leaves one endpoint, then the other: a TCP connection stays, and UDP follows.
+func (l *serviceLab) changeEndpoints(stream *serviceStream) {
+	l.Helper()
+	questions := l.stream(l.out, "udp", nodePort(0, 30010))
+	for _, only := range []string{"pa", "pb"} {
+		applied := strings.Count(l.node.output(), "configuration applied")
+		writeReadable(l.T, l.file, socketServices(only))
+		l.node.cmd.Process.Signal(unix.SIGHUP)
+		await(l.T, "the other endpoint", func() bool {
+			return strings.Count(l.node.output(), "configuration applied") != applied
+		})
+		if err := stream.echo(); err != nil {
+			l.Errorf("with %s alone, the connection to %s: %v", only, stream.who, err)
+		}
+		if who, err := questions.hear(); err != nil || who != only {
+			l.Errorf("with %s alone, %s answers: %v", only, who, err)
+		}
+	}
 }
 
 // hashTold is hash for a server that also returns the client that its header names.

@@ -406,68 +406,18 @@ func crashServices(t *testing.T, kept bool) {
 		before := l.kernelState()
 		web, near := served("web", "tcp", 10, "", "pa", "pb"), served("near", "tcp", 11,
 			"externalTrafficPolicy: Local,", "pa")
-		var monitors []*peerProcess
-		for _, family := range []string{"-4", "-6"} {
-			monitors = append(monitors, l.n1.start(nil, "ip", family, "monitor", "rule"))
-		}
-		eventually(t, "the monitors", func() error {
-			for i, family := range []string{"-4", "-6"} {
-				if strings.Contains(monitors[i].output(), "9999") {
-					continue
-				}
-				l.n1.run("ip", family, "rule", "add", "pref", "9999", "lookup", "main")
-				l.n1.run("ip", family, "rule", "del", "pref", "9999")
-				return errNotYet
-			}
-			return nil
-		})
+		monitors := l.monitorRules()
 		var stream *serviceStream
 		if kept {
 			l.state = t.TempDir()
 			l.start(web, near)
 			stream = l.stream(l.out, "tcp", "172.18.0.2:30010")
 			l.kept()
-			l.node.cmd.Process.Kill()
-			<-l.node.ended
+			l.kill(l.node)
 		}
-		stop, failed := make(chan struct{}), new(atomic.Int64)
-		var probes sync.WaitGroup
-		var asked atomic.Int64
-		for _, r := range []struct {
-			from *peerHost
-			to   string
-		}{{l.out, "172.18.0.2:8080"}, {l.out, "[fd18::2]:8080"}, {l.n1, "172.18.0.2:8080"}, {l.c, "10.244.2.5:8080"}} {
-			probes.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					if _, _, err := l.ask(r.from, "tcp", r.to); err != nil {
-						t.Errorf("%s asks %s: %v", r.from.name, r.to, err)
-						failed.Add(1)
-						return
-					}
-					asked.Add(1)
-				}
-			})
-		}
+		stopAsking := l.askHosts()
 		l.write(web, near)
-		kills := 12
-		if os.Getenv("CULVERT_LONG") != "" {
-			kills = 200
-		}
-		for range kills {
-			p := l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", l.file)
-			select {
-			case <-time.After(time.Duration(rand.IntN(120)) * time.Millisecond):
-			case <-p.ended:
-				t.Fatalf("ends by itself: %s", p.output())
-			}
-			p.cmd.Process.Kill()
-			<-p.ended
-		}
+		kills := l.killAtRandom()
 		l.start(web)
 		if who, _, err := l.ask(l.out, "tcp", "172.18.0.2:30010"); err != nil {
 			t.Errorf("after the kills: %s: %v", who, err)
@@ -478,8 +428,7 @@ func crashServices(t *testing.T, kept bool) {
 			}
 			// A connection that was not written is restored by the client's next packet, because
 			// the key that chooses ports and endpoints is the same.
-			l.node.cmd.Process.Kill()
-			<-l.node.ended
+			l.kill(l.node)
 			if err := os.Remove(filepath.Join(l.state, "culvert1", "connections")); err != nil {
 				t.Error(err)
 			}
@@ -492,12 +441,10 @@ func crashServices(t *testing.T, kept bool) {
 			l.start(web)
 		}
 		l.node.stop()
-		close(stop)
-		probes.Wait()
+		t.Logf("%d kills, %d questions answered", kills, stopAsking())
 		if after := l.kernelState(); after != before {
 			t.Errorf("left behind:\n%s\nthere was:\n%s", after, before)
 		}
-		t.Logf("%d kills, %d questions answered", kills, asked.Load())
 		for _, m := range monitors {
 			m.stop()
 			if err := keepsLocal(m.output()); err != nil {
@@ -505,6 +452,84 @@ func crashServices(t *testing.T, kept bool) {
 			}
 		}
 	}, programs("ip", "ip"))
+}
+
+func (l *serviceLab) kill(p *peerProcess) {
+	p.cmd.Process.Kill()
+	<-p.ended
+}
+
+// killAtRandom starts and kills culvert node many times, and returns how often.
+func (l *serviceLab) killAtRandom() (kills int) {
+	l.Helper()
+	kills = 12
+	if os.Getenv("CULVERT_LONG") != "" {
+		kills = 200
+	}
+	for range kills {
+		p := l.n1.start(nil, os.Getenv(binaryEnv), "node", "--config", l.file)
+		select {
+		case <-time.After(time.Duration(rand.IntN(120)) * time.Millisecond):
+		case <-p.ended:
+			l.Fatalf("ends by itself: %s", p.output())
+		}
+		l.kill(p)
+	}
+	return kills
+}
+
+// monitorRules starts an ip monitor of the first node's rules for each family, and returns once
+// both see changes.
+func (l *serviceLab) monitorRules() (all []*peerProcess) {
+	l.Helper()
+	families := []string{"-4", "-6"}
+	for _, family := range families {
+		all = append(all, l.n1.start(nil, "ip", family, "monitor", "rule"))
+	}
+	eventually(l.T, "the monitors", func() error {
+		for i, family := range families {
+			if strings.Contains(all[i].output(), "9999") {
+				continue
+			}
+			l.n1.run("ip", family, "rule", "add", "pref", "9999", "lookup", "main")
+			l.n1.run("ip", family, "rule", "del", "pref", "9999")
+			return errNotYet
+		}
+		return nil
+	})
+	return all
+}
+
+// askHosts asks servers by their own addresses, all of which must answer, until stop is called,
+// which returns how many did.
+func (l *serviceLab) askHosts() (stop func() int64) {
+	var asked atomic.Int64
+	var probes sync.WaitGroup
+	ended := make(chan struct{})
+	for _, r := range []struct {
+		from *peerHost
+		to   string
+	}{{l.out, "172.18.0.2:8080"}, {l.out, "[fd18::2]:8080"}, {l.n1, "172.18.0.2:8080"}, {l.c, "10.244.2.5:8080"}} {
+		probes.Go(func() {
+			for {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				if _, _, err := l.ask(r.from, "tcp", r.to); err != nil {
+					l.Errorf("%s asks %s: %v", r.from.name, r.to, err)
+					return
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	return func() int64 {
+		close(ended)
+		probes.Wait()
+		return asked.Load()
+	}
 }
 
 // keepsLocal reads the output of ip monitor about rules, and returns an error if there was a moment
