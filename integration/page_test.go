@@ -111,130 +111,156 @@ const lowContrast = `[...document.querySelectorAll("body *")].filter(e => e.chec
 		return ratio < 4.5 ? [e.textContent.slice(0, 30) + " " + ratio.toFixed(2)] : [];
 	})`
 
+// A pageTest is culvert page in a browser, beside the gateways of rome and milan.
+type pageTest struct {
+	*browser
+	rome, milan *shownGateway
+	stop        func() // ends rome's socket
+	socket      string // rome's
+	page        *webpage.Page
+	server      *httptest.Server
+}
+
+func newPageTest(t *testing.T) *pageTest {
+	dir := t.TempDir()
+	p := &pageTest{rome: &shownGateway{}, milan: &shownGateway{change: milanOf},
+		socket: filepath.Join(dir, "rome-milan.sock")}
+	p.stop = p.rome.serve(t, p.socket)
+	p.milan.serve(t, filepath.Join(dir, "milan-rome.sock"))
+	p.page = webpage.New([]*control.Client{control.NewClient(p.socket),
+		control.NewClient(filepath.Join(dir, "milan-rome.sock"))})
+	p.server = httptest.NewServer(p.page)
+	t.Cleanup(p.server.Close)
+	p.browser = newBrowser(t)
+	p.call("Page.addScriptToEvaluateOnNewDocument", map[string]string{"source": faster}, nil)
+	p.size(1240, 900)
+	p.call("Page.navigate", map[string]string{"url": p.server.URL + p.page.Path()}, nil)
+	p.wait(`document.querySelector("#leg .out").textContent === "1 Gbit/s →"`)
+	return p
+}
+
+// says requires texts on the page.
+func (p *pageTest) says(all ...string) {
+	p.t.Helper()
+	var text string
+	p.eval(`document.body.innerText`, &text)
+	for _, want := range all {
+		if !strings.Contains(text, want) {
+			p.t.Errorf("no %q on the page:\n%s", want, text)
+		}
+	}
+}
+
+func (p *pageTest) check(expression string, want any) {
+	p.t.Helper()
+	var got any
+	if p.eval(expression, &got); got != want {
+		p.t.Errorf("%s is %v, want %v", expression, got, want)
+	}
+}
+
+// looks requires enough contrast, and takes a picture.
+func (p *pageTest) looks(name string) {
+	p.t.Helper()
+	var low []string
+	if p.eval(lowContrast, &low); len(low) > 0 {
+		p.t.Errorf("%s: low contrast of %q", name, low)
+	}
+	p.picture(name)
+}
+
+// fits is true if nothing is wider than the window.
+const fits = `document.documentElement.scrollWidth <= document.documentElement.clientWidth`
+
 // TestPage opens culvert page in a browser and checks what it shows of two gateways: in light and
 // dark colours, in a wide and a narrow window, by mouse and keyboard, and when a gateway
 // disappears.
 func TestPage(t *testing.T) {
 	needPrograms(t, []probe{programs("chromium", "chromium")})
 	t.Parallel()
-	dir := t.TempDir()
-	rome, milan := &shownGateway{}, &shownGateway{change: milanOf}
-	stop := rome.serve(t, filepath.Join(dir, "rome-milan.sock"))
-	milan.serve(t, filepath.Join(dir, "milan-rome.sock"))
-	page := webpage.New([]*control.Client{control.NewClient(filepath.Join(dir, "rome-milan.sock")),
-		control.NewClient(filepath.Join(dir, "milan-rome.sock"))})
-	server := httptest.NewServer(page)
-	defer server.Close()
-
-	b := newBrowser(t)
-	b.call("Page.addScriptToEvaluateOnNewDocument", map[string]string{"source": faster}, nil)
-	b.size(1240, 900)
-	b.call("Page.navigate", map[string]string{"url": server.URL + page.Path()}, nil)
-	b.wait(`document.querySelector("#leg .out").textContent === "1 Gbit/s →"`)
-	var text string
-	b.eval(`document.body.innerText`, &text)
-	for _, want := range []string{
-		"rome", "milan", "Nothing is wrong", "← 10 Mbit/s", "90,000 packets/s", "rome-1", "→ 7.81 Mbit/s",
+	p := newPageTest(t)
+	p.says("rome", "milan", "Nothing is wrong", "← 10 Mbit/s", "90,000 packets/s", "rome-1", "→ 7.81 Mbit/s",
 		"1,234 of 1,048,576", "300 of 60,480", "12 s ago", "192.0.2.7:51840",
 		"no-route", "No node and no remote CIDR has the destination.", "Make routes and remaps the same",
 		"tcp 10.0.1.5:40000 → 10.99.0.1:80", "a stranger",
-		"10.0.1.0/24", "vxlan, VNI 1", "GRO and GSO", "26 MiB", `<img src=x onerror="throw 1">`,
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q on the page:\n%s", want, text)
-			text = ""
-			break
-		}
-	}
-	check := func(expression string, want any) {
-		t.Helper()
-		var got any
-		if b.eval(expression, &got); got != want {
-			t.Errorf("%s is %v, want %v", expression, got, want)
-		}
-	}
-	contrast := func(which string) {
-		t.Helper()
-		var low []string
-		if b.eval(lowContrast, &low); len(low) > 0 {
-			t.Errorf("%s: low contrast of %q", which, low)
-		}
-	}
-	const fits = `document.documentElement.scrollWidth <= document.documentElement.clientWidth`
-	check(fits, true)
+		"10.0.1.0/24", "vxlan, VNI 1", "GRO and GSO", "26 MiB", `<img src=x onerror="throw 1">`)
+	p.check(fits, true)
 	// three nodes and the peer, in both directions
-	check(`document.querySelectorAll("#path .flow:not(.l0)").length`, 8.0)
-	check(`getComputedStyle(document.querySelector(".flow.l5")).animationName`, "flow")
-	contrast("light")
-	b.picture("light")
+	p.check(`document.querySelectorAll("#path .flow:not(.l0)").length`, 8.0)
+	p.check(`getComputedStyle(document.querySelector(".flow.l5")).animationName`, "flow")
+	p.looks("light")
+	p.asPreferred()
+	p.byKeyboard()
+	p.ofMilan()
+	p.gatewayLost()
+	if len(p.faults) > 0 {
+		t.Errorf("the browser complains: %s", p.faults)
+	}
+	if i := slices.IndexFunc(p.asked, func(url string) bool {
+		return !strings.HasPrefix(url, p.server.URL+p.page.Path())
+	}); i >= 0 || len(p.asked) < 4 {
+		t.Errorf("the page asks for %s", p.asked)
+	}
+}
 
-	b.prefers("prefers-reduced-motion", "reduce")
-	check(`getComputedStyle(document.querySelector(".flow.l5")).animationName`, "none")
-	b.prefers("prefers-color-scheme", "dark")
-	check(`getComputedStyle(document.body).backgroundColor`, "rgb(16, 19, 22)")
-	contrast("dark")
-	b.picture("dark")
+// asPreferred shows the page without motion, in dark colours and in narrow windows.
+func (p *pageTest) asPreferred() {
+	p.prefers("prefers-reduced-motion", "reduce")
+	p.check(`getComputedStyle(document.querySelector(".flow.l5")).animationName`, "none")
+	p.prefers("prefers-color-scheme", "dark")
+	p.check(`getComputedStyle(document.body).backgroundColor`, "rgb(16, 19, 22)")
+	p.looks("dark")
 	for _, width := range []int{700, 360} {
-		b.size(width, 800)
-		check(fits, true)
+		p.size(width, 800)
+		p.check(fits, true)
 	}
-	contrast("dark and narrow")
-	b.picture("dark-narrow")
-	b.prefers("prefers-color-scheme", "light")
-	b.picture("narrow")
-	b.size(1240, 900)
+	p.looks("dark-narrow")
+	p.prefers("prefers-color-scheme", "light")
+	p.picture("narrow")
+	p.size(1240, 900)
+}
 
-	// By keyboard: Pause, then the other gateway.
-	b.key("Tab", 9)
-	check(`document.activeElement.id`, "pause")
-	b.key("Enter", 13)
-	check(`document.querySelector("#pause").getAttribute("aria-pressed")`, "true")
-	check(`getComputedStyle(document.querySelector(".flow")).animationPlayState`, "paused")
-	b.key("Enter", 13)
-	b.key("Tab", 9)
-	b.key("Tab", 9)
-	b.key("Enter", 13)
-	b.wait(
+// byKeyboard presses Pause, then the other gateway.
+func (p *pageTest) byKeyboard() {
+	p.key("Tab", 9)
+	p.check(`document.activeElement.id`, "pause")
+	p.key("Enter", 13)
+	p.check(`document.querySelector("#pause").getAttribute("aria-pressed")`, "true")
+	p.check(`getComputedStyle(document.querySelector(".flow")).animationPlayState`, "paused")
+	p.key("Enter", 13)
+	p.key("Tab", 9)
+	p.key("Tab", 9)
+	p.key("Enter", 13)
+	p.wait(
 		`document.querySelector("#cluster").textContent === "milan" && document.title.startsWith("(1) milan → rome")`)
-	b.eval(`document.body.innerText`, &text)
-	for _, want := range []string{"1 thing is wrong", "is UDP 51840 open here?", "never heard", "and 24 more, below",
-		"Show all 30", "none yet", "From rome"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q on the page:\n%s", want, text)
-		}
-	}
-	check(`document.querySelectorAll("#all tbody tr").length`, 20.0)
-	b.eval(`document.querySelector("#more").click()`, nil)
-	check(`document.querySelectorAll("#all tbody tr").length`, 30.0)
-	check(`document.querySelector("#all tbody tr td").textContent.startsWith("rome-2")`, true) // faults come first
-	contrast("warnings")
-	b.picture("warnings")
+}
 
-	// A gateway disappears and comes back.
-	b.eval(`location.hash = "rome-milan"`, nil)
-	b.wait(`document.querySelector("#cluster").textContent === "rome"`)
-	stop()
-	b.wait(`!document.querySelector("#lost").hidden && document.title === "lost: rome → milan"`)
-	check(`document.querySelector("#lost").innerText.startsWith("The gateway does not answer.")`, true)
-	check(`document.querySelector("#lost").innerText.includes("What you see is as of ")`, true)
-	check(`getComputedStyle(document.querySelector(".flow")).animationPlayState`, "paused")
-	contrast("lost")
-	b.picture("lost")
-	rome.serve(t, filepath.Join(dir, "rome-milan.sock"))
-	b.wait(`document.querySelector("#lost").hidden && document.title === "rome → milan"`)
-	server.CloseClientConnections()
-	server.Close()
-	b.wait(`document.querySelector("#lost").innerText.startsWith("culvert page has ended.")`)
+// ofMilan checks the page of a gateway with faults and many nodes.
+func (p *pageTest) ofMilan() {
+	p.says("1 thing is wrong", "is UDP 51840 open here?", "never heard", "and 24 more, below", "Show all 30",
+		"none yet", "From rome")
+	p.check(`document.querySelectorAll("#all tbody tr").length`, 20.0)
+	p.eval(`document.querySelector("#more").click()`, nil)
+	p.check(`document.querySelectorAll("#all tbody tr").length`, 30.0)
+	p.check(`document.querySelector("#all tbody tr td").textContent.startsWith("rome-2")`, true) // faults come first
+	p.looks("warnings")
+}
 
-	if len(b.faults) > 0 {
-		t.Errorf("the browser complains: %s", b.faults)
-	}
-	if i := slices.IndexFunc(b.asked, func(url string) bool {
-		return !strings.HasPrefix(url,
-			server.URL+page.Path())
-	}); i >= 0 || len(b.asked) < 4 {
-		t.Errorf("the page asks for %s", b.asked)
-	}
+// gatewayLost: a gateway disappears and comes back, then culvert page ends.
+func (p *pageTest) gatewayLost() {
+	p.eval(`location.hash = "rome-milan"`, nil)
+	p.wait(`document.querySelector("#cluster").textContent === "rome"`)
+	p.stop()
+	p.wait(`!document.querySelector("#lost").hidden && document.title === "lost: rome → milan"`)
+	p.check(`document.querySelector("#lost").innerText.startsWith("The gateway does not answer.")`, true)
+	p.check(`document.querySelector("#lost").innerText.includes("What you see is as of ")`, true)
+	p.check(`getComputedStyle(document.querySelector(".flow")).animationPlayState`, "paused")
+	p.looks("lost")
+	p.rome.serve(p.t, p.socket)
+	p.wait(`document.querySelector("#lost").hidden && document.title === "rome → milan"`)
+	p.server.CloseClientConnections()
+	p.server.Close()
+	p.wait(`document.querySelector("#lost").innerText.startsWith("culvert page has ended.")`)
 }
 
 // readPage runs culvert page as this user until it has reported the states of the gateways of some
