@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,125 +20,22 @@ type kubeEdit struct {
 	ends []kubeProbe // what stops working
 }
 
+// An editedResource is edited in several ways, one after another.
+type editedResource struct {
+	kind, namespace, name string
+	edits                 []kubeEdit
+}
+
 // testKubeEdits changes, one after another, the fields that rome's gateway obeys, and changes them
 // back. Traffic that depends on a field follows; other traffic stays, and no connection of other
 // pods is cut.
 func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 	p := newKubeProbes(t, rome, milan)
 	held := holdPods(t, rome, milan, 500)
-	tenant := rome.liqo.tenant()
-	firewall, route := "FirewallConfiguration", "RouteConfiguration"
-	const gone = "10.99.0.0/16"
-	pod2 := milan.pod(&kubeNodes[1], 5)
-	ofPod := matchIP("eq", "dst", pod2)
-	fromNode2, toPod2 := []kubeProbe{p.out, p.host}, []kubeProbe{p.in}
-	natRule := func(chain int, rest ...any) []any {
-		return append([]any{"spec", "table", "chains", chain, "rules", "natRules", 0}, rest...)
-	}
-	filterRule := func(chain, rule int, rest ...any) []any {
-		return append([]any{"spec", "table", "chains", chain, "rules", "filterRules", rule}, rest...)
-	}
-	rule := func(rule int, rest ...any) []any { return append([]any{"spec", "table", "rules", rule}, rest...) }
 	var slowest time.Duration
 	edits := 0
-	for _, of := range []struct {
-		kind, namespace, name string
-		edits                 []kubeEdit
-	}{
-		{firewall, "default", "external-host-remap-ipmapping-gw", []kubeEdit{
-			{"another host", put(rome.address(51), natRule(0, "to")...), []kubeProbe{p.mapping}},
-			{"another address", put("10.70.0.9", natRule(0, "match", 0, "ip", "value")...), []kubeProbe{p.mapping}},
-			{"the source's address", put("src", natRule(0, "match", 0, "ip", "position")...), []kubeProbe{p.mapping}},
-			{"another rule's name", put("other", natRule(0, "name")...), nil},
-			{"another chain's name", put("other", "spec", "table", "chains", 0, "name"), nil},
-			{"another priority", put(-99, "spec", "table", "chains", 0, "priority"), nil},
-			{"family INET", put("INET", "spec", "table", "family"), nil},
-			{"no rule", put([]any{}, "spec", "table", "chains", 0, "rules", "natRules"), []kubeProbe{p.mapping}},
-			{"another category", put("fabric", "metadata", "labels", liqoLabel+"firewall-category"),
-				[]kubeProbe{p.mapping}},
-			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"firewall-subcategory"),
-				[]kubeProbe{p.mapping}},
-		}},
-		{firewall, tenant, "milan-remap-podcidr", []kubeEdit{
-			{"a part of the CIDR", put("10.71.1.0/24", natRule(0, "match", 0, "ip", "value")...), fromNode2},
-			{"from the tunnel", put("eq", natRule(0, "match", 2, "op")...), fromNode2},
-			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"firewall-unique"), fromNode2},
-		}},
-		{firewall, tenant, "milan-remap-externalcidr", []kubeEdit{
-			{"another CIDR", put(gone, natRule(0, "to")...), []kubeProbe{p.theirs}},
-			{"from another device", put(kubeNodes[1].device, natRule(0, "match", 1, "dev", "value")...),
-				[]kubeProbe{p.theirs}},
-		}},
-		{firewall, liqoNamespace, "service-nodeport-routing", []kubeEdit{
-			{"another mark", put("9", filterRule(0, 1, "value")...), []kubeProbe{p.host}},
-			// culvert routes replies back without this rule
-			{"another action", put("accept", filterRule(0, 1, "action")...), nil},
-		}},
-		{firewall, liqoNamespace, "gw-mss-clamping", []kubeEdit{
-			{"drop of a pod", putFilter("drop", ofPod), fromNode2},
-			{"reject of a pod", putFilter("reject", ofPod), fromNode2},
-			{"accept of a pod", putFilter("accept", ofPod), nil},
-			{"policy drop", put("drop", "spec", "table", "chains", 0, "policy"), p.all()},
-			{"another hook", put("postrouting", "spec", "table", "chains", 0, "hook"), nil},
-			{"counter", put(false, filterRule(0, 0, "counter")...), nil},
-		}},
-		{firewall, liqoNamespace, "gw-mss-clamping", matchEdits(rome, p)},
-		{route, tenant, "milan-gw-ext", []kubeEdit{
-			// The table has the route for both rules: changing only one rule would leave the
-			// other's.
-			{"another router", all(put("169.254.18.9", rule(0, "routes", 0, "gw")...),
-				put("169.254.18.9", rule(2, "routes", 0, "gw")...)), fromNode2},
-			{"from another device", put("liqo.nobody", rule(2, "iif")...), fromNode2},
-			{"another destination", put(gone, rule(2, "dst")...), fromNode2},
-			{"another source", put(gone, rule(2, "src")...), fromNode2},
-			{"another mark", put(77, rule(2, "fwmark")...), fromNode2},
-			{"a priority", put(100, rule(2, "priority")...), nil},
-			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"route-unique"),
-				append([]kubeProbe{p.theirs}, fromNode2...)},
-		}},
-		{route, liqoNamespace, "node2-gw-node", []kubeEdit{
-			{"another pod", put(rome.pod(&kubeNodes[1], 6)+"/32", rule(1, "routes", 0, "dst")...), toPod2},
-			{"another node", put("10.80.0.77", rule(1, "routes", 0, "gw")...), toPod2},
-			{"from another device", put("liqo.nobody", rule(1, "iif")...), toPod2},
-			{"to nothing", put([]any{}, rule(1, "routes")...), toPod2},
-			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"route-subcategory"), toPod2},
-		}},
-		{route, liqoNamespace, "node1-extcidr", []kubeEdit{
-			{"another host", put(rome.address(51)+"/32", rule(1, "routes", 0, "dst")...), []kubeProbe{p.mapping}},
-			{"another node's", put("node2", "metadata", "labels", liqoLabel+"route-unique"), []kubeProbe{p.mapping}},
-		}},
-		{route, liqoNamespace, "node2-service-nodeport-routing", []kubeEdit{
-			{"another mark", put(9, rule(0, "fwmark")...), []kubeProbe{p.host}},
-			{"another address", put("10.70.0.9/32", rule(0, "dst")...), []kubeProbe{p.host}},
-		}},
-		{"GeneveTunnel", tenant, "milan-node2", []kubeEdit{
-			{"another VNI", put(77, "spec", "id"), append(toPod2, fromNode2...)},
-			{"another node", put("node9", "spec", "internalNodeRef", "name"), append(toPod2, fromNode2...)},
-			{"another fabric", put("other", "spec", "internalFabricRef", "name"), append(toPod2, fromNode2...)},
-		}},
-		{"InternalNode", "", "node2", []kubeEdit{
-			{"another device", put("liqo.other", "spec", "interface", "gateway", "name"), fromNode2},
-			{"another internal address", put("10.80.0.77", "spec", "interface", "node", "ip"), toPod2},
-			{"another address", put(rome.address(77), "status", "nodeIP", "remote"), toPod2},
-			{"another address on itself", put(rome.address(77), "status", "nodeIP", "local"), nil},
-		}},
-		{"InternalNode", "", "node1", []kubeEdit{
-			{"another address on itself", put(rome.address(77), "status", "nodeIP", "local"), []kubeProbe{p.mapping}},
-			{"another address", put(rome.address(77), "status", "nodeIP", "remote"), nil},
-		}},
-		{"InternalFabric", tenant, "milan", []kubeEdit{
-			{"another MTU", put(1300, "spec", "mtu"), nil},
-			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
-			{"another internal address", put("10.80.0.44", "spec", "interface", "gateway", "ip"),
-				[]kubeProbe{p.gateway}},
-			{"fewer remote CIDRs", put([]string{milan.seenPods}, "spec", "remoteCIDRs"), nil},
-		}},
-		{"PublicKey", tenant, "milan", []kubeEdit{
-			{"another key", put(newPublicKey(t), "spec", "publicKey"), p.all()},
-			{"a key of two bytes", put("AAE=", "spec", "publicKey"), nil},
-			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
-		}},
-	} {
+	for _, of := range slices.Concat(firewallEdits(rome, milan, p), routeEdits(rome, p),
+		tunnelEdits(t, rome, milan, p)) {
 		was := rome.asApplied(t, of.kind, of.namespace, of.name)
 		for _, e := range of.edits {
 			what := of.kind + " " + of.name + ": " + e.what
@@ -159,6 +57,132 @@ func testKubeEdits(t *testing.T, rome, milan *kubeLab) {
 	rome.testKubeUnknown(t, p, milan)
 	rome.testKubeClamp(t, milan)
 	t.Logf("%d edits, each obeyed within %v", edits, slowest.Round(time.Millisecond))
+}
+
+// removedCIDR is where edits point traffic that shall no longer arrive.
+const removedCIDR = "10.99.0.0/16"
+
+// firewallEdits change translations, marks and filters.
+func firewallEdits(rome, milan *kubeLab, p *kubeProbes) []editedResource {
+	ofPod := matchIP("eq", "dst", milan.pod(&kubeNodes[1], 5))
+	fromNode2 := []kubeProbe{p.out, p.host}
+	natRule := func(chain int, rest ...any) []any {
+		return append([]any{"spec", "table", "chains", chain, "rules", "natRules", 0}, rest...)
+	}
+	filterRule := func(chain, rule int, rest ...any) []any {
+		return append([]any{"spec", "table", "chains", chain, "rules", "filterRules", rule}, rest...)
+	}
+	return []editedResource{
+		{"FirewallConfiguration", "default", "external-host-remap-ipmapping-gw", []kubeEdit{
+			{"another host", put(rome.address(51), natRule(0, "to")...), []kubeProbe{p.mapping}},
+			{"another address", put("10.70.0.9", natRule(0, "match", 0, "ip", "value")...), []kubeProbe{p.mapping}},
+			{"the source's address", put("src", natRule(0, "match", 0, "ip", "position")...), []kubeProbe{p.mapping}},
+			{"another rule's name", put("other", natRule(0, "name")...), nil},
+			{"another chain's name", put("other", "spec", "table", "chains", 0, "name"), nil},
+			{"another priority", put(-99, "spec", "table", "chains", 0, "priority"), nil},
+			{"family INET", put("INET", "spec", "table", "family"), nil},
+			{"no rule", put([]any{}, "spec", "table", "chains", 0, "rules", "natRules"), []kubeProbe{p.mapping}},
+			{"another category", put("fabric", "metadata", "labels", liqoLabel+"firewall-category"),
+				[]kubeProbe{p.mapping}},
+			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"firewall-subcategory"),
+				[]kubeProbe{p.mapping}},
+		}},
+		{"FirewallConfiguration", rome.liqo.tenant(), "milan-remap-podcidr", []kubeEdit{
+			{"a part of the CIDR", put("10.71.1.0/24", natRule(0, "match", 0, "ip", "value")...), fromNode2},
+			{"from the tunnel", put("eq", natRule(0, "match", 2, "op")...), fromNode2},
+			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"firewall-unique"), fromNode2},
+		}},
+		{"FirewallConfiguration", rome.liqo.tenant(), "milan-remap-externalcidr", []kubeEdit{
+			{"another CIDR", put(removedCIDR, natRule(0, "to")...), []kubeProbe{p.theirs}},
+			{"from another device", put(kubeNodes[1].device, natRule(0, "match", 1, "dev", "value")...),
+				[]kubeProbe{p.theirs}},
+		}},
+		{"FirewallConfiguration", liqoNamespace, "service-nodeport-routing", []kubeEdit{
+			{"another mark", put("9", filterRule(0, 1, "value")...), []kubeProbe{p.host}},
+			// culvert routes replies back without this rule
+			{"another action", put("accept", filterRule(0, 1, "action")...), nil},
+		}},
+		{"FirewallConfiguration", liqoNamespace, "gw-mss-clamping", []kubeEdit{
+			{"drop of a pod", putFilter("drop", ofPod), fromNode2},
+			{"reject of a pod", putFilter("reject", ofPod), fromNode2},
+			{"accept of a pod", putFilter("accept", ofPod), nil},
+			{"policy drop", put("drop", "spec", "table", "chains", 0, "policy"), p.all()},
+			{"another hook", put("postrouting", "spec", "table", "chains", 0, "hook"), nil},
+			{"counter", put(false, filterRule(0, 0, "counter")...), nil},
+		}},
+		{"FirewallConfiguration", liqoNamespace, "gw-mss-clamping", matchEdits(rome, p)},
+	}
+}
+
+// routeEdits change routes and the rules that lead to them.
+func routeEdits(rome *kubeLab, p *kubeProbes) []editedResource {
+	fromNode2, toPod2 := []kubeProbe{p.out, p.host}, []kubeProbe{p.in}
+	rule := func(rule int, rest ...any) []any { return append([]any{"spec", "table", "rules", rule}, rest...) }
+	return []editedResource{
+		{"RouteConfiguration", rome.liqo.tenant(), "milan-gw-ext", []kubeEdit{
+			// The table has the route for both rules: changing only one rule would leave the
+			// other's.
+			{"another router", all(put("169.254.18.9", rule(0, "routes", 0, "gw")...),
+				put("169.254.18.9", rule(2, "routes", 0, "gw")...)), fromNode2},
+			{"from another device", put("liqo.nobody", rule(2, "iif")...), fromNode2},
+			{"another destination", put(removedCIDR, rule(2, "dst")...), fromNode2},
+			{"another source", put(removedCIDR, rule(2, "src")...), fromNode2},
+			{"another mark", put(77, rule(2, "fwmark")...), fromNode2},
+			{"a priority", put(100, rule(2, "priority")...), nil},
+			{"another cluster's", put("turin", "metadata", "labels", liqoLabel+"route-unique"),
+				append([]kubeProbe{p.theirs}, fromNode2...)},
+		}},
+		{"RouteConfiguration", liqoNamespace, "node2-gw-node", []kubeEdit{
+			{"another pod", put(rome.pod(&kubeNodes[1], 6)+"/32", rule(1, "routes", 0, "dst")...), toPod2},
+			{"another node", put("10.80.0.77", rule(1, "routes", 0, "gw")...), toPod2},
+			{"from another device", put("liqo.nobody", rule(1, "iif")...), toPod2},
+			{"to nothing", put([]any{}, rule(1, "routes")...), toPod2},
+			{"another subcategory", put("other", "metadata", "labels", liqoLabel+"route-subcategory"), toPod2},
+		}},
+		{"RouteConfiguration", liqoNamespace, "node1-extcidr", []kubeEdit{
+			{"another host", put(rome.address(51)+"/32", rule(1, "routes", 0, "dst")...), []kubeProbe{p.mapping}},
+			{"another node's", put("node2", "metadata", "labels", liqoLabel+"route-unique"), []kubeProbe{p.mapping}},
+		}},
+		{"RouteConfiguration", liqoNamespace, "node2-service-nodeport-routing", []kubeEdit{
+			{"another mark", put(9, rule(0, "fwmark")...), []kubeProbe{p.host}},
+			{"another address", put("10.70.0.9/32", rule(0, "dst")...), []kubeProbe{p.host}},
+		}},
+	}
+}
+
+// tunnelEdits change the nodes' tunnels and the peer's key.
+func tunnelEdits(t *testing.T, rome, milan *kubeLab, p *kubeProbes) []editedResource {
+	t.Helper()
+	fromNode2, toPod2 := []kubeProbe{p.out, p.host}, []kubeProbe{p.in}
+	return []editedResource{
+		{"GeneveTunnel", rome.liqo.tenant(), "milan-node2", []kubeEdit{
+			{"another VNI", put(77, "spec", "id"), append(toPod2, fromNode2...)},
+			{"another node", put("node9", "spec", "internalNodeRef", "name"), append(toPod2, fromNode2...)},
+			{"another fabric", put("other", "spec", "internalFabricRef", "name"), append(toPod2, fromNode2...)},
+		}},
+		{"InternalNode", "", "node2", []kubeEdit{
+			{"another device", put("liqo.other", "spec", "interface", "gateway", "name"), fromNode2},
+			{"another internal address", put("10.80.0.77", "spec", "interface", "node", "ip"), toPod2},
+			{"another address", put(rome.address(77), "status", "nodeIP", "remote"), toPod2},
+			{"another address on itself", put(rome.address(77), "status", "nodeIP", "local"), nil},
+		}},
+		{"InternalNode", "", "node1", []kubeEdit{
+			{"another address on itself", put(rome.address(77), "status", "nodeIP", "local"), []kubeProbe{p.mapping}},
+			{"another address", put(rome.address(77), "status", "nodeIP", "remote"), nil},
+		}},
+		{"InternalFabric", rome.liqo.tenant(), "milan", []kubeEdit{
+			{"another MTU", put(1300, "spec", "mtu"), nil},
+			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
+			{"another internal address", put("10.80.0.44", "spec", "interface", "gateway", "ip"),
+				[]kubeProbe{p.gateway}},
+			{"fewer remote CIDRs", put([]string{milan.seenPods}, "spec", "remoteCIDRs"), nil},
+		}},
+		{"PublicKey", rome.liqo.tenant(), "milan", []kubeEdit{
+			{"another key", put(newPublicKey(t), "spec", "publicKey"), p.all()},
+			{"a key of two bytes", put("AAE=", "spec", "publicKey"), nil},
+			{"another cluster's", put("turin", "metadata", "labels", "liqo.io/remote-cluster-id"), p.all()},
+		}},
+	}
 }
 
 // testKubeKeys changes the keys of the peer, and deletes the Connection by hand.

@@ -384,9 +384,8 @@ func (p *peeringLab) asAgent(n *kubeNode) *kubeClient {
 	return newKubeClient(p.client, p.api.base, p.api.roots, p.agentToken(n))
 }
 
-// testPeeringBad: the schema refuses bad Peerings, a node cannot write for another one, and agents
-// refuse CIDRs that the node uses otherwise.
-func testPeeringBad(t *testing.T, p *peeringLab) {
+// testPeeringSchema: the API server refuses bad Peerings.
+func testPeeringSchema(t *testing.T, p *peeringLab) {
 	for _, c := range []struct {
 		name, want string
 		change     func(spec object)
@@ -416,11 +415,17 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	if err := p.api.admin.dryRun(other); err == nil || !strings.Contains(err.Error(), "cannot change") {
 		t.Errorf("spec.peer of a Peering changes: %v, want that it cannot", err)
 	}
+}
 
-	tunnelNode := func(n *kubeNode, address string) object {
-		return object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name,
-			"namespace": agentNamespace}, "spec": object{"local": address, "remote": address}}
-	}
+// tunnelNode is the TunnelNode of a node with some address.
+func tunnelNode(n *kubeNode, address string) object {
+	return object{"apiVersion": peeringVersion, "kind": "TunnelNode", "metadata": object{"name": n.name,
+		"namespace": agentNamespace}, "spec": object{"local": address, "remote": address}}
+}
+
+// testPeeringForeignNode: an agent cannot write another node's TunnelNode, nor a message without
+// end. The gateway refuses addresses that are another node's, or of a family that it has not.
+func testPeeringForeignNode(t *testing.T, p *peeringLab) {
 	agent := p.asAgent(&kubeNodes[0])
 	put := func(o object) error {
 		for {
@@ -466,7 +471,11 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	}
 	p.awaitCondition("Accepted", "True")
 	p.startAgent(0)
+}
 
+// testPeeringLeftOut: agents refuse CIDRs that the node uses otherwise, and a key that another
+// Peering has. They log it and write an Event.
+func testPeeringLeftOut(t *testing.T, p *peeringLab) {
 	key, _ := field(mustObject(t)(p.api.admin.get(p.peering())), "spec", "publicKey").(string)
 	for _, c := range []struct{ name, remap, internal, key, want string }{
 		{"nodes", "172.18.0.0/16", "10.81.0.0/24", "", "spec.remote.podCIDRs[0].remap: 172.18.0.0/16 contains " +
@@ -491,20 +500,7 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 			spec["publicKey"] = c.key
 		}
 		p.apply(o)
-		eventually(t, c.name+": "+c.want, func() error {
-			stored, err := p.api.admin.get(tunnelNode(&kubeNodes[1], ""))
-			if err != nil {
-				return err
-			}
-			all, _ := field(stored, "status", "peerings").([]any)
-			for _, x := range all {
-				if x := x.(object); x["name"] == "bad-"+c.name && x["ready"] == false &&
-					strings.Contains(fmt.Sprint(x["message"]), c.want) {
-					return nil
-				}
-			}
-			return fmt.Errorf("%v", all)
-		})
+		awaitLeftOut(t, p, "bad-"+c.name, c.want)
 		if c.name == "services" {
 			p.awaitAgentStatus(1, "left out: Peering/culvert/bad-services: spec.remote.podCIDRs[0].remap")
 		}
@@ -517,6 +513,25 @@ func testPeeringBad(t *testing.T, p *peeringLab) {
 	if out := p.nodes[1].run("ip", "link"); strings.Contains(out, "cv-bad") {
 		t.Errorf("a refused Peering has a link: %s", out)
 	}
+}
+
+// awaitLeftOut waits until the agent of the second node says why it leaves out a Peering.
+func awaitLeftOut(t *testing.T, p *peeringLab, name, why string) {
+	t.Helper()
+	eventually(t, name+": "+why, func() error {
+		stored, err := p.api.admin.get(tunnelNode(&kubeNodes[1], ""))
+		if err != nil {
+			return err
+		}
+		all, _ := field(stored, "status", "peerings").([]any)
+		for _, x := range all {
+			if x := x.(object); x["name"] == name && x["ready"] == false &&
+				strings.Contains(fmt.Sprint(x["message"]), why) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v", all)
+	})
 }
 
 // mustObject returns a function that returns an object, or ends the test if there is an error.

@@ -85,6 +85,12 @@ func newStandbyLab(t *testing.T) (rome, milan *kubeLab, all []*kubeReplica) {
 	return rome, milan, all
 }
 
+// kill ends the gateway's process by SIGKILL, and waits until it has ended.
+func (r *kubeReplica) kill() {
+	r.culvert.cmd.Process.Kill()
+	<-r.culvert.ended
+}
+
 // role returns the gateway's role according to its metrics.
 func (r *kubeReplica) role() string {
 	page, err := r.gatewayHost.getFrom(metricsAddress, "/metrics")
@@ -173,176 +179,239 @@ func watchLabel(t *testing.T, all []*kubeReplica) *labelWatch {
 // whichever process ends and whichever pod is cut off.
 func TestKubeStandby(t *testing.T) {
 	isolated(t, func(t *testing.T) {
-		rome, milan, all := newStandbyLab(t)
-		labels := watchLabel(t, all)
-		testKubePods(t, rome, milan)
-		testKubeHosts(t, milan, rome)
-		if said := all[1].gatewayHost.run("nft", "list", "table", "inet", "said"); !strings.Contains(said,
-			"packets 0 ") {
-			t.Errorf("the standby has sent packets, want none: %s", said)
-		}
-		// All connections of nodes get U as their source. Both nodes use the same source ports, so
-		// the gateway has to change the port of one of them. Only a standby with a copy knows that
-		// port.
-		streams := slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302",
-			pairPort, 20))
-		// A node's kernel masquerades connections to the mapped host, so they end if they leave by
-		// another node.
-		rome.client.accept(t, "tcp4", net.JoinHostPort(rome.kubeEnd.client(), "5304"), echo)
-		for range 20 {
-			conn, err := milan.pods[1].dial("tcp4", net.JoinHostPort(rome.seen(kubeMapped), "5304"))
-			need.NoError(t, err)
-			streams = append(streams, startStream(conn, 50*time.Millisecond))
-		}
-		pod := milan.pod(&kubeNodes[0], 5)
-		datagrams := watchPath(t, milan.pods[0], pod+":5301", rome.pods[0], milan.seen(pod)+":5301")
-		active, standby := all[0], all[1]
-		pause := func(what string, bound time.Duration) {
-			t.Helper()
-			requireAlive(t, what, streams)
-			longest := datagrams.pause(t, what)
-			t.Logf("%-45s longest pause %8v, bound %v; %d switches, label nowhere %d times, twice %d times", what,
-				longest.Round(time.Millisecond), bound,
-				labels.switches.Load(), labels.none.Load(), labels.many.Load())
-			if longest > bound {
-				t.Errorf("%s: the path pauses for %v, want at most %v", what, longest, bound)
-			}
-		}
-		turn := func() { active, standby = standby, active }
-
-		pause("before", time.Second)
-		standby.awaitCopy(t)
-		begun := beginPairs(t, rome, milan, "5303")
-		active.culvert.cmd.Process.Signal(syscall.SIGTERM)
-		late := begun()
-		active.culvert.stop()
-		standby.await(t, "active", startTimeout)
-		t.Logf("%d connections of nodes were begun until SIGTERM", len(late))
-		streams = append(streams, late...)
-		pause("SIGTERM", standbyHandover)
-		for i := range rome.nodes {
-			for _, d := range rome.links.status(i).LinkDrops {
-				if d.Reason == "hold-full" {
-					t.Errorf("node %d dropped %d packets while it looked for the gateway that took over",
-						i+1, d.Packets)
-				}
-			}
-		}
-		active.start()
-		active.await(t, "standby", startTimeout)
-		turn()
-
-		// Liqo's controller, which has one replica, ends with it. Nodes follow the pod's label.
-		standby.awaitCopy(t)
-		labels.away.Store(true)
-		active.culvert.cmd.Process.Kill()
-		<-active.culvert.ended
-		standby.await(t, "active", standbyKilled)
-		pause("SIGKILL, Liqo's controller too", standbyKilled)
-		labels.away.Store(false)
-		active.start()
-		active.await(t, "standby", startTimeout)
-		turn()
-
-		// A container that is killed and restarted in its pod gets its Lease back.
-		standby.awaitCopy(t)
-		active.culvert.cmd.Process.Kill()
-		<-active.culvert.ended
-		active.start()
-		active.await(t, "active", startTimeout)
-		pause("container killed", standbyKilled)
-
-		switches := labels.switches.Load()
-		rome.api.relay.cut(true)
-		active.await(t, "static", startTimeout)
-		stays := time.NewTimer(3 * standbyLease)
-		<-stays.C
-		active.await(t, "static", 0)
-		pause("API server away", time.Second)
-		rome.api.relay.open()
-		active.await(t, "active", startTimeout)
-		pause("API server back", time.Second)
-		if n := labels.switches.Load() - switches; n != 0 {
-			t.Errorf("nodes were switched %d times while the API server was away, want never", n)
-		}
-
-		// The active pod alone is cut off from the API server. The standby tells it who has the
-		// Lease.
-		cut := func(from ...string) {
-			active.gatewayHost.feed(
-				fmt.Sprintf(
-					"table inet cut { chain output { type filter hook output priority 0; ip daddr { %[1]s } drop; }; "+
-						"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n",
-					strings.Join(from, ", ")), "nft", "-f", "-")
-		}
-		heal := func() { active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
-		standby.awaitCopy(t)
-		cut(rome.kubeEnd.api())
-		standby.await(t, "active", standbyKilled)
-		active.await(t, "standby", startTimeout)
-		pause("active cut off from the API server", standbyHandover)
-		if n := labels.switches.Load() - switches; n > 1 {
-			t.Errorf("nodes were switched %d times, want at most once", n)
-		}
-		heal()
-		turn()
-		active.await(t, "active", 0)
-
-		// It is cut off from the API server and from the standby. It becomes silent, because the
-		// peer has moved to the other pod.
-		standby.awaitCopy(t)
-		cut(rome.kubeEnd.api(), standby.gateway())
-		standby.await(t, "active", standbyKilled)
-		active.await(t, "silent", startTimeout)
-		pause("cut off from the standby, too", standbyKilled)
-		heal()
-		active.await(t, "standby", startTimeout)
-		pause("it is back", time.Second)
-		turn()
-
-		// The pods cannot reach each other, so nothing is copied, and connections are lost.
-		standby.awaitCopy(t)
-		for _, r := range all {
-			r.gatewayHost.feed("table inet cut { chain output { type filter hook output priority 0; tcp dport 51841 drop; tcp sport 51841 drop; }; }\n", "nft", "-f", "-")
-		}
-		standby.culvert.stop()
-		standby.start() // without a copy
-		standby.await(t, "standby", startTimeout)
-		active.culvert.stop()
-		standby.await(t, "active", startTimeout)
-		datagrams.pause(t, "SIGTERM without a copy")
-		lost := 0
-		for _, s := range streams {
-			s.longest.Store(0)
-		}
-		tries := time.NewTimer(10 * time.Second) // until TCP has repeated what was lost
-		<-tries.C
-		for _, s := range streams {
-			if s.longest.Load() == 0 {
-				lost++
-			}
-		}
-		t.Logf("without a copy %d of %d connections are lost; the 20 between pods need no copy", lost, len(streams))
-		if lost == 0 {
-			t.Error("without a copy no connection is lost, so the test does not show that copies are needed")
-		}
-
-		if n := labels.many.Load(); n != 0 {
+		s := newStandbyTest(t)
+		s.pause("before", time.Second)
+		s.handsOver()
+		s.killed()
+		s.killedInItsPod()
+		s.apiServerAway()
+		s.cutOffFromAPIServer()
+		s.cutOffFromBoth()
+		s.withoutCopy()
+		if n := s.labels.many.Load(); n != 0 {
 			t.Errorf("two pods were labelled as active %d times, want never", n)
 		}
-		rome.requireWithinRole(t)
-		events, err := rome.api.admin.list("v1", "Event", rome.liqo.tenant())
+		s.rome.requireWithinRole(t)
+		s.requireEvents(5)
+	}, kubernetes, liqoMode)
+}
+
+// A standbyTest does to one of two pods what may happen to it, while connections go through both.
+type standbyTest struct {
+	*testing.T
+	rome, milan     *kubeLab
+	active, standby *kubeReplica
+	labels          *labelWatch
+	streams         []*linkStream // which must not end
+	datagrams       *pathWatch
+}
+
+// newStandbyTest opens connections through the gateway, and requires that the standby sent nothing
+// until then.
+func newStandbyTest(t *testing.T) *standbyTest {
+	t.Helper()
+	rome, milan, all := newStandbyLab(t)
+	s := &standbyTest{T: t, rome: rome, milan: milan, active: all[0], standby: all[1], labels: watchLabel(t, all)}
+	testKubePods(t, rome, milan)
+	testKubeHosts(t, milan, rome)
+	if said := s.standby.gatewayHost.run("nft", "list", "table", "inet", "said"); !strings.Contains(said,
+		"packets 0 ") {
+		t.Errorf("the standby has sent packets, want none: %s", said)
+	}
+	// All connections of nodes get U as their source. Both nodes use the same source ports, so the
+	// gateway has to change the port of one of them. Only a standby with a copy knows that port.
+	s.streams = slices.Concat(linkStreams(t, rome, milan, 20), streamsFrom(t, rome.nodes, milan, "5302", pairPort, 20))
+	// A node's kernel masquerades connections to the mapped host, so they end if they leave by
+	// another node.
+	rome.client.accept(t, "tcp4", net.JoinHostPort(rome.kubeEnd.client(), "5304"), echo)
+	for range 20 {
+		conn, err := milan.pods[1].dial("tcp4", net.JoinHostPort(rome.seen(kubeMapped), "5304"))
 		need.NoError(t, err)
-		changes := 0
-		for _, e := range events {
-			if e["reason"] == "RoleChanged" && e["type"] == "Normal" {
-				changes++
+		s.streams = append(s.streams, startStream(conn, 50*time.Millisecond))
+	}
+	pod := milan.pod(&kubeNodes[0], 5)
+	s.datagrams = watchPath(t, milan.pods[0], pod+":5301", rome.pods[0], milan.seen(pod)+":5301")
+	return s
+}
+
+// pause requires that all connections go on, and limits the longest pause of the path since it was
+// called last.
+func (s *standbyTest) pause(what string, bound time.Duration) {
+	s.Helper()
+	requireAlive(s.T, what, s.streams)
+	longest := s.datagrams.pause(s.T, what)
+	s.Logf("%-45s longest pause %8v, bound %v; %d switches, label nowhere %d times, twice %d times", what,
+		longest.Round(time.Millisecond), bound,
+		s.labels.switches.Load(), s.labels.none.Load(), s.labels.many.Load())
+	if longest > bound {
+		s.Errorf("%s: the path pauses for %v, want at most %v", what, longest, bound)
+	}
+}
+
+// turn makes the standby the active pod, which it has become.
+func (s *standbyTest) turn() { s.active, s.standby = s.standby, s.active }
+
+// startFormer starts the pod whose process has ended, which becomes the standby.
+func (s *standbyTest) startFormer() {
+	s.Helper()
+	s.active.start()
+	s.active.await(s.T, "standby", startTimeout)
+	s.turn()
+}
+
+// handsOver: at SIGTERM the active pod hands over to the standby. Connections that begin until then go on, and
+// no node drops a packet.
+func (s *standbyTest) handsOver() {
+	s.Helper()
+	s.standby.awaitCopy(s.T)
+	begun := beginPairs(s.T, s.rome, s.milan, "5303")
+	s.active.culvert.cmd.Process.Signal(syscall.SIGTERM)
+	late := begun()
+	s.active.culvert.stop()
+	s.standby.await(s.T, "active", startTimeout)
+	s.Logf("%d connections of nodes were begun until SIGTERM", len(late))
+	s.streams = append(s.streams, late...)
+	s.pause("SIGTERM", standbyHandover)
+	for i := range s.rome.nodes {
+		for _, d := range s.rome.links.status(i).LinkDrops {
+			if d.Reason == "hold-full" {
+				s.Errorf("node %d dropped %d packets while it looked for the gateway that took over", i+1, d.Packets)
 			}
 		}
-		if changes < 5 {
-			t.Errorf("%d Events about changes of a role, want at least 5", changes)
+	}
+	s.startFormer()
+}
+
+// killed: the active pod is killed. Liqo's controller, which has one replica, ends with it. Nodes
+// follow the pod's label.
+func (s *standbyTest) killed() {
+	s.Helper()
+	s.standby.awaitCopy(s.T)
+	s.labels.away.Store(true)
+	s.active.kill()
+	s.standby.await(s.T, "active", standbyKilled)
+	s.pause("SIGKILL, Liqo's controller too", standbyKilled)
+	s.labels.away.Store(false)
+	s.startFormer()
+}
+
+// killedInItsPod: a container that is killed and restarted in its pod gets its Lease back.
+func (s *standbyTest) killedInItsPod() {
+	s.Helper()
+	s.standby.awaitCopy(s.T)
+	s.active.kill()
+	s.active.start()
+	s.active.await(s.T, "active", startTimeout)
+	s.pause("container killed", standbyKilled)
+}
+
+// apiServerAway: without the API server the active pod stays active, and no node is switched.
+func (s *standbyTest) apiServerAway() {
+	s.Helper()
+	switches := s.labels.switches.Load()
+	s.rome.api.relay.cut(true)
+	s.active.await(s.T, "static", startTimeout)
+	stays := time.NewTimer(3 * standbyLease)
+	<-stays.C
+	s.active.await(s.T, "static", 0)
+	s.pause("API server away", time.Second)
+	s.rome.api.relay.open()
+	s.active.await(s.T, "active", startTimeout)
+	s.pause("API server back", time.Second)
+	if n := s.labels.switches.Load() - switches; n != 0 {
+		s.Errorf("nodes were switched %d times while the API server was away, want never", n)
+	}
+}
+
+// cut drops what the active pod exchanges with some addresses, until heal.
+func (s *standbyTest) cut(from ...string) {
+	s.active.gatewayHost.feed(
+		fmt.Sprintf(
+			"table inet cut { chain output { type filter hook output priority 0; ip daddr { %[1]s } drop; }; "+
+				"chain input { type filter hook input priority 0; ip saddr { %[1]s } drop; }; }\n",
+			strings.Join(from, ", ")), "nft", "-f", "-")
+}
+
+func (s *standbyTest) heal() { s.active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
+
+// cutOffFromAPIServer: the active pod alone is cut off from the API server. The standby tells it who has
+// the Lease.
+func (s *standbyTest) cutOffFromAPIServer() {
+	s.Helper()
+	switches := s.labels.switches.Load()
+	s.standby.awaitCopy(s.T)
+	s.cut(s.rome.kubeEnd.api())
+	s.standby.await(s.T, "active", standbyKilled)
+	s.active.await(s.T, "standby", startTimeout)
+	s.pause("active cut off from the API server", standbyHandover)
+	if n := s.labels.switches.Load() - switches; n > 1 {
+		s.Errorf("nodes were switched %d times, want at most once", n)
+	}
+	s.heal()
+	s.turn()
+	s.active.await(s.T, "active", 0)
+}
+
+// cutOffFromBoth: the active pod is cut off from the API server and from the standby. It
+// becomes silent, because the peer has moved to the other pod.
+func (s *standbyTest) cutOffFromBoth() {
+	s.Helper()
+	s.standby.awaitCopy(s.T)
+	s.cut(s.rome.kubeEnd.api(), s.standby.gateway())
+	s.standby.await(s.T, "active", standbyKilled)
+	s.active.await(s.T, "silent", startTimeout)
+	s.pause("cut off from the standby, too", standbyKilled)
+	s.heal()
+	s.active.await(s.T, "standby", startTimeout)
+	s.pause("it is back", time.Second)
+	s.turn()
+}
+
+// withoutCopy: the pods cannot reach each other, so nothing is copied, and connections are lost.
+func (s *standbyTest) withoutCopy() {
+	s.Helper()
+	s.standby.awaitCopy(s.T)
+	for _, r := range []*kubeReplica{s.active, s.standby} {
+		r.gatewayHost.feed("table inet cut { chain output { type filter hook output priority 0; "+
+			"tcp dport 51841 drop; tcp sport 51841 drop; }; }\n", "nft", "-f", "-")
+	}
+	s.standby.culvert.stop()
+	s.standby.start() // without a copy
+	s.standby.await(s.T, "standby", startTimeout)
+	s.active.culvert.stop()
+	s.standby.await(s.T, "active", startTimeout)
+	s.datagrams.pause(s.T, "SIGTERM without a copy")
+	for _, one := range s.streams {
+		one.longest.Store(0)
+	}
+	tries := time.NewTimer(10 * time.Second) // until TCP has repeated what was lost
+	<-tries.C
+	lost := 0
+	for _, one := range s.streams {
+		if one.longest.Load() == 0 {
+			lost++
 		}
-	}, kubernetes, liqoMode)
+	}
+	s.Logf("without a copy %d of %d connections are lost; the 20 between pods need no copy", lost, len(s.streams))
+	if lost == 0 {
+		s.Error("without a copy no connection is lost, so the test does not show that copies are needed")
+	}
+}
+
+// requireEvents requires at least some Events about changes of a role.
+func (s *standbyTest) requireEvents(least int) {
+	s.Helper()
+	events, err := s.rome.api.admin.list("v1", "Event", s.rome.liqo.tenant())
+	need.NoError(s, err)
+	changes := 0
+	for _, e := range events {
+		if e["reason"] == "RoleChanged" && e["type"] == "Normal" {
+			changes++
+		}
+	}
+	if changes < least {
+		s.Errorf("%d Events about changes of a role, want at least %d", changes, least)
+	}
 }
 
 // Source ports of the nodes' connections: those of streamsFrom begin at pairPort, those of
