@@ -152,126 +152,184 @@ func TestGuard(t *testing.T) {
 	lo, err := netlink.LinkByName("lo")
 	need.NoError(t, err)
 	need.NoError(t, netlink.LinkSetUp(lo))
-	for _, tt := range []struct{ name, family, pods, pod, node, here, gateway, others, other, all string }{
-		{"IPv4", "ip", "10.244.1.1/24", "10.244.1.2", "172.18.0.2", "172.18.0.2/24", "172.18.0.9", "172.19.0.1/24",
-			"172.19.0.3", "0.0.0.0"},
-		{"IPv6", "ip6", "fd44::1/64", "fd44::2", "fd18::2", "fd18::2/64", "fd18::9", "fd19::1/64", "fd19::3", "::"},
+	for _, g := range []guarded{
+		{name: "IPv4", family: "ip", pods: "10.244.1.1/24", pod: "10.244.1.2", node: "172.18.0.2",
+			here: "172.18.0.2/24", gateway: "172.18.0.9", others: "172.19.0.1/24", other: "172.19.0.3", all: "0.0.0.0"},
+		{name: "IPv6", family: "ip6", pods: "fd44::1/64", pod: "fd44::2", node: "fd18::2",
+			here: "fd18::2/64", gateway: "fd18::9", others: "fd19::1/64", other: "fd19::3", all: "::"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bits := tt.here[strings.Index(tt.here, "/"):]
-			podBits := tt.pods[strings.Index(tt.pods, "/"):]
-			pod := newSpace(t, "pod0", []string{tt.pods}, []string{tt.pod + podBits})
-			far := newSpace(t, "ul0", []string{tt.here}, []string{tt.gateway + bits})
-			third := newSpace(t, "ul1", []string{tt.others}, []string{tt.other + bits})
-			for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-				need.NoError(t, os.WriteFile("/proc/sys/"+name, []byte("1"), 0))
-			}
-			for _, name := range []string{"all", "pod0", "ul0", "ul1"} {
-				os.WriteFile("/proc/sys/net/ipv4/conf/"+name+"/rp_filter", []byte("0"), 0)
-			}
-			uplink, err := netlink.LinkByName("ul0")
-			need.NoError(t, err)
-			need.NoError(t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(tt.gateway),
-				LinkIndex: uplink.Attrs().Index}))
-			cni := fmt.Sprintf("table %[1]s cni { chain post { type nat hook postrouting priority 100; %[1]s saddr %[2]s oif ul0 masquerade; }; }", tt.family, tt.pod)
-			if out, err := need.Command(t, "nft", cni).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			t.Cleanup(func() { need.Command(t, "nft", "delete table "+tt.family+" cni").Run() })
-			at := func(a string, port int) string {
-				return netip.AddrPortFrom(netip.MustParseAddr(a), uint16(port)).String()
-			}
-			var gateway, gatewayOther, other chan netip.AddrPort
-			far.run(func() {
-				gateway, gatewayOther = receive(t, at(tt.gateway, 6091)), receive(t, at(tt.gateway, 6092))
-			})
-			third.run(func() { other = receive(t, at(tt.other, 6091)) })
-			node := receive(t, at(tt.all, 6091))
-			// well sends what must pass, and so tells when what was sent before has arrived or not.
-			well := func() {
-				t.Helper()
-				pod.run(func() { send(t, at(tt.pod, 0), at(tt.gateway, 6092)) })
-				expect(t, "the pod to another port of the gateway", gatewayOther, tt.node)
-				pod.run(func() { send(t, at(tt.pod, 0), at(tt.other, 6091)) })
-				expect(t, "the pod to port 6091 of another host", other, tt.pod)
-				send(t, at(tt.node, 0), at(tt.gateway, 6091))
-				expect(t, "the node to the gateway", gateway, tt.node)
-				far.run(func() { send(t, at(tt.gateway, 0), at(tt.node, 6091)) })
-				expect(t, "the gateway to the node", node, tt.gateway)
-				pod.run(func() { send(t, at(tt.pod, 0), at(tt.node, 6091)) })
-				expect(t, "the pod to the node", node, tt.pod)
-			}
-			asNode := func() { pod.run(func() { send(t, at(tt.pod, 0), at(tt.gateway, 6091)) }) }
-			asGateway := func(to string) { pod.run(func() { send(t, at(tt.gateway, 0), at(to, 6091)) }) }
-			asNode()
-			expect(t, "without the guard, the pod as its node", gateway, tt.node)
-			asGateway(tt.node)
-			expect(t, "without the guard, the pod as the gateway", node, tt.gateway)
-			asGateway(tt.other)
-			expect(t, "without the guard, the pod as the gateway at another node", other, tt.gateway)
-
+		t.Run(g.name, func(t *testing.T) {
+			g.build(t)
+			g.unguarded()
 			k := run(t, func(k *Keeper) {
 				k.told, k.list = true, func() ([]netlink.Route, error) { return nil, nil }
 			})
-			k.Protect([]Tunnel{{netip.MustParseAddr(tt.gateway), 6091, ""}})
-			eventually(t, "guard", func() error {
-				if all, fault := k.Guarded(); len(all) != 1 || fault != "" {
-					return fmt.Errorf("%v, %q", all, fault)
-				}
-				return nil
-			})
-			for range 3 {
-				asNode()
-				asGateway(tt.node)
-				asGateway(tt.other)
-				well()
-			}
-			dropped := map[string]uint64{}
-			k.Drops(func(reason string, packets uint64) { dropped[reason] = packets })
-			if dropped[dropMasqueraded] != 3 || dropped[dropForged] != 6 {
-				t.Errorf("dropped %v", dropped)
-			}
-			k.Protect([]Tunnel{{netip.MustParseAddr(tt.other), 6091, ""}}) // the gateway has moved
-			eventually(t, "the pod as the node of nobody's gateway", func() error {
-				asNode()
-				select {
-				case <-gateway:
-					return nil
-				case <-time.After(50 * time.Millisecond):
-					return fmt.Errorf("nothing arrives")
-				}
-			})
-			// A gateway's pod is here, and the other machine is a node. What that sends after a
-			// masqueraded packet of the pod has another port.
-			k.Protect([]Tunnel{{netip.MustParseAddr(tt.pod), 6091, ""}})
-			eventually(t, "guard of a pod here", func() error {
-				if all, fault := k.Guarded(); len(all) != 1 || !strings.Contains(fmt.Sprint(all), tt.pod) ||
-					fault != "" {
-					return fmt.Errorf("%v, %q", all, fault)
-				}
-				return nil
-			})
-			var here chan netip.AddrPort
-			pod.run(func() {
-				send(t, at(tt.pod, 6091), at(tt.gateway, 7000))
-				here = receive(t, at(tt.pod, 6091))
-			})
-			far.run(func() { send(t, at(tt.gateway, 7000), at(tt.pod, 6091)) })
-			expect(t, "another node to the gateway's pod", here, tt.gateway)
+			dropped := g.guards(k)
+			g.gatewayMoves(k)
+			g.gatewayIsHere(k)
 			k.Drops(func(reason string, packets uint64) {
 				if packets < dropped[reason] {
 					t.Errorf("%s falls from %d to %d", reason, dropped[reason], packets)
 				}
 			})
-			k.Protect(nil)
-			eventually(t, "no table", func() error {
-				for i := range families {
-					if rules, there, err := families[i].read(); there || err != nil {
-						return fmt.Errorf("%v %v", rules, err)
-					}
-				}
-				return nil
-			})
+			g.guardsNothing(k)
 		})
 	}
+}
+
+// guarded is a node with a pod, beside a gateway's machine and another one.
+type guarded struct {
+	name, family                                       string
+	pods, pod, node, here, gateway, others, other, all string // addresses
+
+	*testing.T
+	podHost, gatewayHost, otherHost          *space
+	atGateway, atGatewayOther, atOther, atMe chan netip.AddrPort // who sends to port 6091, or 6092
+}
+
+func at(address string, port int) string {
+	return netip.AddrPortFrom(netip.MustParseAddr(address), uint16(port)).String()
+}
+
+// build makes the hosts. This node masquerades its pod's packets towards the gateway, as a CNI
+// plugin does.
+func (g *guarded) build(t *testing.T) {
+	t.Helper()
+	g.T = t
+	bits := g.here[strings.Index(g.here, "/"):]
+	podBits := g.pods[strings.Index(g.pods, "/"):]
+	g.podHost = newSpace(t, "pod0", []string{g.pods}, []string{g.pod + podBits})
+	g.gatewayHost = newSpace(t, "ul0", []string{g.here}, []string{g.gateway + bits})
+	g.otherHost = newSpace(t, "ul1", []string{g.others}, []string{g.other + bits})
+	for _, name := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		need.NoError(t, os.WriteFile("/proc/sys/"+name, []byte("1"), 0))
+	}
+	for _, name := range []string{"all", "pod0", "ul0", "ul1"} {
+		os.WriteFile("/proc/sys/net/ipv4/conf/"+name+"/rp_filter", []byte("0"), 0)
+	}
+	uplink, err := netlink.LinkByName("ul0")
+	need.NoError(t, err)
+	need.NoError(t, netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(g.gateway), LinkIndex: uplink.Attrs().Index}))
+	cni := fmt.Sprintf("table %[1]s cni { chain post { type nat hook postrouting priority 100; "+
+		"%[1]s saddr %[2]s oif ul0 masquerade; }; }", g.family, g.pod)
+	if out, err := need.Command(t, "nft", cni).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() { need.Command(t, "nft", "delete table "+g.family+" cni").Run() })
+	g.gatewayHost.run(func() {
+		g.atGateway, g.atGatewayOther = receive(t, at(g.gateway, 6091)), receive(t, at(g.gateway, 6092))
+	})
+	g.otherHost.run(func() { g.atOther = receive(t, at(g.other, 6091)) })
+	g.atMe = receive(t, at(g.all, 6091))
+}
+
+// asNode sends what the node masquerades.
+func (g *guarded) asNode() {
+	g.Helper()
+	g.podHost.run(func() { send(g.T, at(g.pod, 0), at(g.gateway, 6091)) })
+}
+
+// asGateway sends from the gateway's address.
+func (g *guarded) asGateway(to string) {
+	g.Helper()
+	g.podHost.run(func() { send(g.T, at(g.gateway, 0), at(to, 6091)) })
+}
+
+// well sends what must pass, and so tells when what was sent before has arrived or not.
+func (g *guarded) well() {
+	g.Helper()
+	g.podHost.run(func() { send(g.T, at(g.pod, 0), at(g.gateway, 6092)) })
+	expect(g.T, "the pod to another port of the gateway", g.atGatewayOther, g.node)
+	g.podHost.run(func() { send(g.T, at(g.pod, 0), at(g.other, 6091)) })
+	expect(g.T, "the pod to port 6091 of another host", g.atOther, g.pod)
+	send(g.T, at(g.node, 0), at(g.gateway, 6091))
+	expect(g.T, "the node to the gateway", g.atGateway, g.node)
+	g.gatewayHost.run(func() { send(g.T, at(g.gateway, 0), at(g.node, 6091)) })
+	expect(g.T, "the gateway to the node", g.atMe, g.gateway)
+	g.podHost.run(func() { send(g.T, at(g.pod, 0), at(g.node, 6091)) })
+	expect(g.T, "the pod to the node", g.atMe, g.pod)
+}
+
+// unguarded: without the guard, the pod acts as its node and as the gateway.
+func (g *guarded) unguarded() {
+	g.Helper()
+	g.asNode()
+	expect(g.T, "without the guard, the pod as its node", g.atGateway, g.node)
+	g.asGateway(g.node)
+	expect(g.T, "without the guard, the pod as the gateway", g.atMe, g.gateway)
+	g.asGateway(g.other)
+	expect(g.T, "without the guard, the pod as the gateway at another node", g.atOther, g.gateway)
+}
+
+// guards: with the guard, it acts as neither. It returns how many packets were dropped.
+func (g *guarded) guards(k *following) (dropped map[string]uint64) {
+	g.Helper()
+	k.Protect([]Tunnel{{netip.MustParseAddr(g.gateway), 6091, ""}})
+	eventually(g.T, "guard", func() error {
+		if all, fault := k.Guarded(); len(all) != 1 || fault != "" {
+			return fmt.Errorf("%v, %q", all, fault)
+		}
+		return nil
+	})
+	for range 3 {
+		g.asNode()
+		g.asGateway(g.node)
+		g.asGateway(g.other)
+		g.well()
+	}
+	dropped = map[string]uint64{}
+	k.Drops(func(reason string, packets uint64) { dropped[reason] = packets })
+	if dropped[dropMasqueraded] != 3 || dropped[dropForged] != 6 {
+		g.Errorf("dropped %v", dropped)
+	}
+	return dropped
+}
+
+// gatewayMoves: the former gateway is nobody's, and the pod may send there.
+func (g *guarded) gatewayMoves(k *following) {
+	g.Helper()
+	k.Protect([]Tunnel{{netip.MustParseAddr(g.other), 6091, ""}})
+	eventually(g.T, "the pod as the node of nobody's gateway", func() error {
+		g.asNode()
+		select {
+		case <-g.atGateway:
+			return nil
+		case <-time.After(50 * time.Millisecond):
+			return fmt.Errorf("nothing arrives")
+		}
+	})
+}
+
+// gatewayIsHere: a gateway's pod is here, and the other machine is a node. What that sends after a
+// masqueraded packet of the pod has another port.
+func (g *guarded) gatewayIsHere(k *following) {
+	g.Helper()
+	k.Protect([]Tunnel{{netip.MustParseAddr(g.pod), 6091, ""}})
+	eventually(g.T, "guard of a pod here", func() error {
+		if all, fault := k.Guarded(); len(all) != 1 || !strings.Contains(fmt.Sprint(all), g.pod) || fault != "" {
+			return fmt.Errorf("%v, %q", all, fault)
+		}
+		return nil
+	})
+	var atPod chan netip.AddrPort
+	g.podHost.run(func() {
+		send(g.T, at(g.pod, 6091), at(g.gateway, 7000))
+		atPod = receive(g.T, at(g.pod, 6091))
+	})
+	g.gatewayHost.run(func() { send(g.T, at(g.gateway, 7000), at(g.pod, 6091)) })
+	expect(g.T, "another node to the gateway's pod", atPod, g.gateway)
+}
+
+// guardsNothing: without a gateway there is no table.
+func (g *guarded) guardsNothing(k *following) {
+	g.Helper()
+	k.Protect(nil)
+	eventually(g.T, "no table", func() error {
+		for i := range families {
+			if rules, there, err := families[i].read(); there || err != nil {
+				return fmt.Errorf("%v %v", rules, err)
+			}
+		}
+		return nil
+	})
 }

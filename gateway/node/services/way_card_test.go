@@ -110,143 +110,187 @@ func (d *written) offer(w *way, h virtio, b []byte) (all [][]byte, err error) {
 	return all, nil
 }
 
+// A cardFlow is a random flow through two ways: one gets super-frames, the other what a card makes
+// of them.
+type cardFlow struct {
+	t                   *testing.T
+	what                string // for messages
+	super, single       *way
+	superOut, singleOut *written
+
+	proxy        bool // PROXY protocol headers are asked for
+	tcp, v6      bool
+	ip           nattest.IP
+	source, port uint16
+	options      []byte // of TCP
+	segment      int    // of super-frames
+	payload      []byte
+}
+
+// newCardFlow chooses a client, a Service and the headers of packets.
+func newCardFlow(t *testing.T, r *rand.Rand, proxy bool) *cardFlow {
+	f := &cardFlow{t: t, proxy: proxy, tcp: r.IntN(2) == 0, v6: r.IntN(2) == 0}
+	field := ""
+	if proxy {
+		field = "proxyProtocol: v2, "
+	}
+	f.super, f.superOut = cardWay(t, field)
+	f.single, f.singleOut = cardWay(t, field)
+	pick := func(all ...string) string { return all[r.IntN(len(all))] }
+	client, to := pick("10.244.2.9", "10.244.1.5", "198.51.100.7", "172.18.0.2"), pick("10.96.0.10", "172.18.0.2")
+	if f.port = 80; to == "172.18.0.2" {
+		f.port = 30080
+	}
+	if f.v6 {
+		v6of := map[string]string{"10.244.2.9": "fd44::9", "10.244.1.5": "fd44::5", "198.51.100.7": "fd99::7",
+			"172.18.0.2": "fd18::2", "10.96.0.10": "fd96::10"}
+		client, to = v6of[client], v6of[to]
+	}
+	f.ip = nattest.IP{Source: client, Destination: to, DF: r.IntN(2) == 0, TOS: uint8(r.Uint32()),
+		ID: uint16(r.Uint32()), TTL: uint8(2 + r.IntN(200))}
+	if n := r.IntN(3); !f.v6 && n > 0 {
+		f.ip.Options = bytes.Repeat([]byte{1}, 4*n)
+	} else if n > 0 {
+		f.ip.First, f.ip.Extensions = 60, [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}
+	}
+	f.source = uint16(1024 + r.IntN(50_000))
+	if r.IntN(2) == 0 {
+		f.options = []byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}
+	}
+	f.segment = 1 + r.IntN(3000)
+	size := r.IntN(20_000)
+	if r.IntN(4) == 0 {
+		size = r.IntN(f.segment + 1)
+	}
+	f.payload = nattest.Payload(size, r.Uint32())
+	f.what = fmt.Sprintf("tcp %t, %s > %s, segment %d of %d", f.tcp, client, to, f.segment, size)
+	return f
+}
+
+func (f *cardFlow) body(flags uint8, seq uint32, payload []byte, partial bool) nattest.Body {
+	if f.tcp {
+		return nattest.TCP{SourcePort: f.source, DestinationPort: f.port, Seq: seq, Ack: 7, Flags: flags,
+			Window: 60_000, Options: f.options, Payload: payload, Partial: partial}
+	}
+	return nattest.UDP{SourcePort: f.source, DestinationPort: f.port, Payload: payload, Partial: partial}
+}
+
+// header is the header with which a TUN device passes b: a partial checksum and, if the payload is
+// longer than a segment, what a card has to cut.
+func (f *cardFlow) header(b []byte, partial bool) virtio {
+	h := make(virtio, virtioLen)
+	if !partial {
+		return h
+	}
+	h[0] = unix.VIRTIO_NET_HDR_F_NEEDS_CSUM
+	v, err := nattest.CheckPartial(b)
+	need.NoError(f.t, err)
+	field := uint16(6)
+	if f.tcp {
+		field = 16
+	}
+	binary.NativeEndian.PutUint16(h[6:], uint16(len(v.Header)))
+	binary.NativeEndian.PutUint16(h[8:], field)
+	if len(v.Payload) <= f.segment {
+		return h
+	}
+	binary.NativeEndian.PutUint16(h[4:], uint16(f.segment))
+	binary.NativeEndian.PutUint16(h[2:], uint16(len(b)))
+	switch {
+	case !f.tcp:
+		h[1] = unix.VIRTIO_NET_HDR_GSO_UDP_L4
+	case f.v6:
+		h[1] = unix.VIRTIO_NET_HDR_GSO_TCPV6
+	default:
+		h[1] = unix.VIRTIO_NET_HDR_GSO_TCPV4
+	}
+	if f.tcp && v.Flags&nattest.CWR != 0 {
+		h[1] |= unix.VIRTIO_NET_HDR_GSO_ECN
+	}
+	return h
+}
+
+// both gives one way a super-frame, and the other what a card makes of it, and returns what a card
+// makes of their outputs.
+func (f *cardFlow) both(flags uint8, seq uint32, payload []byte, partial bool) (got, want [][]byte) {
+	f.t.Helper()
+	f.ip.Body = f.body(flags, seq, payload, partial)
+	b := f.ip.Bytes()
+	h := f.header(b, partial)
+	singles, err := card(slices.Concat(h, b))
+	if err != nil {
+		f.t.Fatalf("%s: %v", f.what, err)
+	}
+	if got, err = f.superOut.offer(f.super, h, b); err != nil {
+		f.t.Fatalf("%s: %v", f.what, err)
+	}
+	for _, b := range singles {
+		made, err := f.singleOut.offer(f.single, make(virtio, virtioLen), b)
+		if err != nil {
+			f.t.Fatalf("%s: one by one: %v", f.what, err)
+		}
+		want = append(want, made...)
+	}
+	return got, want
+}
+
+func (f *cardFlow) requireSame(got, want [][]byte) {
+	f.t.Helper()
+	if len(got) == 0 || !slices.EqualFunc(got, want, bytes.Equal) {
+		f.t.Fatalf("%s: %d packets, one by one %d\n%x\n%x", f.what, len(got), len(want), got, want)
+	}
+}
+
+// answer makes the flow that of answers to a packet that the ways have let through.
+func (f *cardFlow) answer(b []byte) {
+	f.t.Helper()
+	v, err := nattest.Check(b)
+	need.NoError(f.t, err)
+	f.ip.Source, f.ip.Destination, f.source, f.port = v.Destination.String(), v.Source.String(),
+		v.DestinationPort, v.SourcePort
+}
+
+// requireStream requires that segments are a PROXY protocol header and the payload, without a gap
+// from first on, and that none is longer than those of a super-frame.
+func (f *cardFlow) requireStream(got [][]byte, first uint32, super bool) {
+	f.t.Helper()
+	var stream []byte
+	for i, b := range got {
+		v, err := nattest.Check(b)
+		if err != nil || v.Seq != first+uint32(len(stream)) || super && len(v.Payload) > f.segment {
+			f.t.Fatalf("%s: segment %d of %d bytes: %v", f.what, i, len(v.Payload), err)
+		}
+		stream = append(stream, v.Payload...)
+	}
+	if len(stream) != packet.ProxyHeaderLen(f.v6)+len(f.payload) || !bytes.HasSuffix(stream, f.payload) {
+		f.t.Fatalf("%s: %d bytes with a header", f.what, len(stream))
+	}
+}
+
 // Cutting a super-frame after the way or before it gives the same packets: over both families, for
 // clients that are masqueraded or not, their answers, and packets of no Service. With a PROXY
 // protocol header the stream is the same.
 func TestLikeACard(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
-	pick := func(all ...string) string { return all[r.IntN(len(all))] }
 	const rounds = 200
 	for round := range rounds {
-		proxy := ""
-		if round%3 == 0 {
-			proxy = "proxyProtocol: v2, "
-		}
-		super, superOut := cardWay(t, proxy)
-		single, singleOut := cardWay(t, proxy)
-		tcp, v6 := r.IntN(2) == 0, r.IntN(2) == 0
-		client, to, port := pick("10.244.2.9", "10.244.1.5", "198.51.100.7", "172.18.0.2"),
-			pick("10.96.0.10", "172.18.0.2"), uint16(80)
-		if to == "172.18.0.2" {
-			port = 30080
-		}
-		if v6 {
-			v6of := map[string]string{"10.244.2.9": "fd44::9", "10.244.1.5": "fd44::5", "198.51.100.7": "fd99::7",
-				"172.18.0.2": "fd18::2", "10.96.0.10": "fd96::10"}
-			client, to = v6of[client], v6of[to]
-		}
-		ip := nattest.IP{Source: client, Destination: to, DF: r.IntN(2) == 0, TOS: uint8(r.Uint32()),
-			ID: uint16(r.Uint32()), TTL: uint8(2 + r.IntN(200))}
-		if n := r.IntN(3); !v6 && n > 0 {
-			ip.Options = bytes.Repeat([]byte{1}, 4*n)
-		} else if n > 0 {
-			ip.First, ip.Extensions = 60, [][]byte{{0, 0, 1, 4, 0, 0, 0, 0}}
-		}
-		source, first := uint16(1024+r.IntN(50_000)), r.Uint32()
-		var options []byte
-		if r.IntN(2) == 0 {
-			options = []byte{1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8}
-		}
-		segment, size := 1+r.IntN(3000), r.IntN(20_000)
-		if r.IntN(4) == 0 {
-			size = r.IntN(segment + 1)
-		}
-		payload := nattest.Payload(size, r.Uint32())
-		body := func(flags uint8, seq uint32, payload []byte, partial bool) nattest.Body {
-			if tcp {
-				return nattest.TCP{SourcePort: source, DestinationPort: port, Seq: seq, Ack: 7, Flags: flags,
-					Window: 60_000, Options: options, Payload: payload, Partial: partial}
-			}
-			return nattest.UDP{SourcePort: source, DestinationPort: port, Payload: payload, Partial: partial}
-		}
-		header := func(b []byte, partial bool, segment int) virtio {
-			h := make(virtio, virtioLen)
-			if !partial {
-				return h
-			}
-			h[0] = unix.VIRTIO_NET_HDR_F_NEEDS_CSUM
-			v, err := nattest.CheckPartial(b)
-			need.NoError(t, err)
-			field := uint16(6)
-			if tcp {
-				field = 16
-			}
-			binary.NativeEndian.PutUint16(h[6:], uint16(len(v.Header)))
-			binary.NativeEndian.PutUint16(h[8:], field)
-			if len(v.Payload) > segment {
-				binary.NativeEndian.PutUint16(h[4:], uint16(segment))
-				binary.NativeEndian.PutUint16(h[2:], uint16(len(b)))
-				switch {
-				case !tcp:
-					h[1] = unix.VIRTIO_NET_HDR_GSO_UDP_L4
-				case v6:
-					h[1] = unix.VIRTIO_NET_HDR_GSO_TCPV6
-				default:
-					h[1] = unix.VIRTIO_NET_HDR_GSO_TCPV4
-				}
-				if tcp && v.Flags&nattest.CWR != 0 {
-					h[1] |= unix.VIRTIO_NET_HDR_GSO_ECN
-				}
-			}
-			return h
-		}
-		what := fmt.Sprintf("seed %d, round %d: tcp %t, %s > %s, segment %d of %d", seed, round, tcp, client, to,
-			segment, size)
-		// both gives one way super-frames, and the other what a card makes of them.
-		both := func(flags uint8, seq uint32, payload []byte, partial bool) (got, want [][]byte) {
-			ip.Body = body(flags, seq, payload, partial)
-			b := ip.Bytes()
-			h := header(b, partial, segment)
-			singles, err := card(slices.Concat(h, b))
-			if err != nil {
-				t.Fatalf("%s: %v", what, err)
-			}
-			if got, err = superOut.offer(super, h, b); err != nil {
-				t.Fatalf("%s: %v", what, err)
-			}
-			for _, b := range singles {
-				made, err := singleOut.offer(single, make(virtio, virtioLen), b)
-				if err != nil {
-					t.Fatalf("%s: one by one: %v", what, err)
-				}
-				want = append(want, made...)
-			}
-			return got, want
-		}
-		same := func(got, want [][]byte) {
-			t.Helper()
-			if len(got) == 0 || !slices.EqualFunc(got, want, bytes.Equal) {
-				t.Fatalf("%s: %d packets, one by one %d\n%x\n%x", what, len(got), len(want), got, want)
-			}
-		}
-		if tcp {
-			same(both(nattest.SYN, first-1, nil, r.IntN(2) == 0))
+		f := newCardFlow(t, r, round%3 == 0)
+		f.what = fmt.Sprintf("seed %d, round %d: %s", seed, round, f.what)
+		first := r.Uint32()
+		if f.tcp {
+			f.requireSame(f.both(nattest.SYN, first-1, nil, r.IntN(2) == 0))
 		}
 		flags := nattest.ACK | uint8(r.IntN(2))*nattest.FIN | uint8(r.IntN(2))*nattest.PSH |
 			uint8(r.IntN(2))*nattest.CWR
 		partial := r.IntN(8) > 0
-		got, want := both(flags, first, payload, partial)
-		if !tcp || proxy == "" {
-			same(got, want)
-			v, err := nattest.Check(got[0])
-			need.NoError(t, err)
-			ip.Source, ip.Destination, source, port = v.Destination.String(), v.Source.String(),
-				v.DestinationPort, v.SourcePort
-			same(both(flags, r.Uint32(), payload, r.IntN(8) > 0))
+		got, want := f.both(flags, first, f.payload, partial)
+		if f.tcp && f.proxy {
+			f.requireStream(got, first, partial && len(f.payload) > f.segment)
 			continue
 		}
-		var stream []byte
-		for i, b := range got {
-			v, err := nattest.Check(b)
-			if err != nil || v.Seq != first+uint32(len(stream)) || partial && size > segment &&
-				len(v.Payload) > segment {
-				t.Fatalf("%s: segment %d of %d bytes: %v", what, i, len(v.Payload), err)
-			}
-			stream = append(stream, v.Payload...)
-		}
-		if len(stream) != packet.ProxyHeaderLen(v6)+size || !bytes.HasSuffix(stream, payload) {
-			t.Fatalf("%s: %d bytes with a header", what, len(stream))
-		}
+		f.requireSame(got, want)
+		f.answer(got[0])
+		f.requireSame(f.both(flags, r.Uint32(), f.payload, r.IntN(8) > 0))
 	}
 }

@@ -52,6 +52,35 @@ func (f *flooder) taken() int64 {
 	return int64(n)
 }
 
+// startFlood floods until the test ends, or calls end. Other clients have some flows already.
+func startFlood(t *testing.T, s *Server, rate, others int) (f *flooder, end func()) {
+	f = &flooder{s: s}
+	f.others.Store(int64(others))
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		f.run(t, rate, stop)
+	}()
+	end = sync.OnceFunc(func() {
+		close(stop)
+		<-stopped
+	})
+	t.Cleanup(end)
+	return f, end
+}
+
+// await waits until the flood has had an effect.
+func (f *flooder) await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for began := time.Now(); !is(); <-tick.C {
+		if time.Since(began) > 3*patience {
+			t.Fatalf("the flood does not %s: %d datagrams", what, f.sent.Load())
+		}
+	}
+}
+
 // run floods until it is told to stop.
 func (f *flooder) run(t *testing.T, rate int, stop <-chan struct{}) {
 	to := netip.AddrPortFrom(netip.MustParseAddr(nodeAt[0]), 30080)
@@ -92,20 +121,24 @@ func insist(c net.Conn, text string) (who string, err error) {
 	return who, err
 }
 
-// Beside a flood of forged clients, which nobody answers, streams keep their flows, and new clients
-// are served and keep theirs, from an address of their own or from one that has streams.
-func TestForgedUDP(t *testing.T) {
-	needHosts(t)
+// localClients makes all addresses of 198.18.0.0/16 local.
+func localClients(t *testing.T) {
+	t.Helper()
 	lo, err := netlink.LinkByName("lo")
 	need.NoError(t, err)
-	clients := netip.MustParsePrefix("198.18.0.1/16") // all these addresses are local
+	clients := netip.MustParsePrefix("198.18.0.1/16")
 	at := &netlink.Addr{IPNet: &net.IPNet{IP: clients.Addr().AsSlice(), Mask: net.CIDRMask(16, 32)}}
 	need.NoError(t, netlink.AddrReplace(lo, at))
 	t.Cleanup(func() { netlink.AddrDel(lo, at) })
+}
+
+// tellSources makes an endpoint tell those who ask which source it sees, and no others.
+func tellSources(t *testing.T) {
+	t.Helper()
 	endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(endpointA[0]), Port: 8080})
 	need.NoError(t, err)
-	defer endpoint.Close()
-	go func() { // tells clients which source it sees
+	t.Cleanup(func() { endpoint.Close() })
+	go func() {
 		for b := make([]byte, maxDatagram); ; {
 			n, from, err := endpoint.ReadFromUDPAddrPort(b)
 			if err != nil {
@@ -116,77 +149,85 @@ func TestForgedUDP(t *testing.T) {
 			}
 		}
 	}()
+}
+
+// A seenFlow is a client's, whose source the endpoint has seen.
+type seenFlow struct {
+	net.Conn
+	seen string // "" if it was not served
+}
+
+// requireSame returns an error unless the endpoint still sees the same source.
+func (f *seenFlow) requireSame() error {
+	who, err := insist(f, "?")
+	if err == nil && who != f.seen {
+		err = fmt.Errorf("it came from %s, and comes from %s", f.seen, who)
+	}
+	return err
+}
+
+// holdStreams opens flows that s takes for streams.
+func holdStreams(t *testing.T, s *Server, n int) []seenFlow {
+	t.Helper()
+	held := make([]seenFlow, n)
+	for i := range held {
+		var err error
+		held[i].Conn, err = dial(t, "udp", stranger[0])
+		need.NoError(t, err)
+		held[i].seen, _, err = ask(held[i], "?")
+		need.NoError(t, err)
+	}
+	if got := streaming(s, stranger[0]); got != n {
+		t.Fatalf("%d streams", got)
+	}
+	return held
+}
+
+// Beside a flood of forged clients, which nobody answers, streams keep their flows, and new clients
+// are served and keep theirs, from an address of their own or from one that has streams.
+func TestForgedUDP(t *testing.T) {
+	needHosts(t)
+	localClients(t)
+	tellSources(t)
 	const rate, places, streams, each = 5000, 2048, 100, 50 // forged datagrams for each new client
 	newcomers := 300
 	if testing.Short() {
 		newcomers /= 5
 	}
 	s := serving(t, config(unix.IPPROTO_UDP, nil, endpointA), func(_ *idleTimes, most *int) { *most = places })
-	held, seen := make([]net.Conn, streams), make([]string, streams)
-	for i := range held {
-		if held[i], err = dial(t, "udp", stranger[0]); err != nil {
-			t.Fatal(err)
-		}
-		if seen[i], _, err = ask(held[i], "?"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := streaming(s, stranger[0]); n != streams {
-		t.Fatalf("%d streams", n)
-	}
-
-	flood, stop, stopped := &flooder{s: s}, make(chan struct{}), make(chan struct{})
-	flood.others.Store(streams)
-	go func() {
-		defer close(stopped)
-		flood.run(t, rate, stop)
-	}()
-	end := sync.OnceFunc(func() {
-		close(stop)
-		<-stopped
-	})
-	defer end()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	await := func(what string, is func() bool) {
-		t.Helper()
-		for began := time.Now(); !is(); <-tick.C {
-			if time.Since(began) > 3*patience {
-				t.Fatalf("the flood does not %s: %d datagrams", what, flood.sent.Load())
-			}
-		}
-	}
+	held := holdStreams(t, s, streams)
 	began := time.Now()
-	await("fill the table", func() bool {
+	flood, end := startFlood(t, s, rate, streams)
+	flood.await(t, "fill the table", func() bool {
 		return s.stats.evicted[waiting].Load() > 0 ||
 			s.stats.refusedOf(unix.IPPROTO_UDP).of(nat.ReasonTableFull).Load() > 0
 	})
 	first := flood.sent.Load()
-	came, as := make([]net.Conn, newcomers), make([]string, newcomers)
+	came := make([]seenFlow, newcomers)
 	var all sync.WaitGroup
-	for i := range newcomers {
-		await("go on", func() bool { return flood.sent.Load() >= first+int64(each*i) })
+	for i := range came {
+		flood.await(t, "go on", func() bool { return flood.sent.Load() >= first+int64(each*i) })
 		flood.others.Add(1)
 		from := stranger[0]
 		if i%2 == 0 {
 			from = fmt.Sprintf("198.18.%d.%d", 1+i/256, i%256)
 		}
-		if came[i], err = dial(t, "udp", from); err != nil {
-			t.Fatal(err)
-		}
-		all.Go(func() { as[i], _ = insist(came[i], "?") })
-		if who, err := insist(held[i%streams], "?"); err != nil || who != seen[i%streams] {
-			t.Errorf("stream %d, which came from %s, comes from %s: %v", i%streams, seen[i%streams], who, err)
+		var err error
+		came[i].Conn, err = dial(t, "udp", from)
+		need.NoError(t, err)
+		all.Go(func() { came[i].seen, _ = insist(came[i], "?") })
+		if err := held[i%streams].requireSame(); err != nil {
+			t.Errorf("stream %d: %v", i%streams, err)
 		}
 	}
 	all.Wait()
 	served, stayed := 0, 0
-	for i, c := range came {
-		if as[i] == "" {
+	for i := range came {
+		if came[i].seen == "" {
 			continue
 		}
 		served++
-		if who, err := insist(c, "?"); err == nil && who == as[i] {
+		if came[i].requireSame() == nil {
 			stayed++
 		}
 	}
