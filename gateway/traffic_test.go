@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -27,28 +28,24 @@ func TestStatusMeasures(t *testing.T) {
 			return l.RTTSeconds != nil && *l.RTTSeconds > 0 && *l.RTTSeconds < 1 && l.Requests > 0 &&
 				l.RequestsLost == 0
 		}
-		// polling for a status of which several values are judged together
-		for deadline := time.Now().Add(genevetest.Timeout); ; time.Sleep(20 * time.Millisecond) {
-			s, err := client.Status(t.Context())
-			need.NoError(t, err)
-			node := &s.Nodes[0]
-			if measured(&s.Tunnel.Leg) && measured(&node.Leg) {
-				// the gateway itself may send to a node
-				if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil ||
-					node.LastReceivedSeconds == nil {
-					t.Errorf("a packet from a node to the peer: %+v, %+v", s.Tunnel.Leg, node.Leg)
-				}
-				if c := s.Tunnel.Check; (c != nil) != check || check && (c.State != "connected" || c.Answered == 0) {
-					t.Errorf("check %+v", c)
-				}
-				if sent := p.rome.wg.Pings().Sent; (sent == 0) != check {
-					t.Errorf("%d pings beside the connection check: %v", sent, check)
-				}
-				break
+		var s *control.Status // whose values are judged together
+		need.Eventually(t, genevetest.Timeout, "both are measured", func() (err error) {
+			s, err = client.Status(t.Context())
+			if err == nil && !(measured(&s.Tunnel.Leg) && measured(&s.Nodes[0].Leg)) {
+				err = fmt.Errorf("tunnel %+v, node %+v", s.Tunnel, s.Nodes[0])
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("nothing is measured: tunnel %+v, node %+v", s.Tunnel, node)
-			}
+			return err
+		})
+		// the gateway itself may send to a node
+		if s.Tunnel.LastSentSeconds == nil || s.Tunnel.LastReceivedSeconds != nil ||
+			s.Nodes[0].LastReceivedSeconds == nil {
+			t.Errorf("a packet from a node to the peer: %+v, %+v", s.Tunnel.Leg, s.Nodes[0].Leg)
+		}
+		if c := s.Tunnel.Check; (c != nil) != check || check && (c.State != "connected" || c.Answered == 0) {
+			t.Errorf("check %+v", c)
+		}
+		if sent := p.rome.wg.Pings().Sent; (sent == 0) != check {
+			t.Errorf("%d pings beside the connection check: %v", sent, check)
 		}
 		p.rome.stop()
 		p.milan.stop()

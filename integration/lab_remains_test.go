@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -18,17 +17,12 @@ import (
 // unless they are mounted.
 func (u *labUser) requireNothingLeft() {
 	u.t.Helper()
-	deadline := time.Now().Add(startTimeout)
-	for {
-		processes := u.processes()
-		if len(processes) == 0 {
-			break
+	eventually(u.t, "processes end", func() error {
+		if left := u.processes(); len(left) > 0 {
+			return fmt.Errorf("left are %v", left)
 		}
-		if time.Now().After(deadline) {
-			u.t.Fatal("processes are left:", processes)
-		}
-		time.Sleep(time.Millisecond) // polling for what other processes do
-	}
+		return nil
+	})
 	filepath.WalkDir(u.runtime, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() || strings.HasPrefix(filepath.Base(path), "check-") {
 			u.t.Errorf("%s is left (%v)", path, err)

@@ -53,18 +53,17 @@ func TestRoutesComeBack(t *testing.T) {
 	}()
 	says := func(what, why string) {
 		t.Helper()
-		var lines []string
-		for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(10 * time.Millisecond) { // likewise
-			lines = nil
+		need.Eventually(t, 10*time.Second, what+": "+why, func() error {
+			var lines []string
 			for _, e := range said.AllEntries() {
 				got, _ := e.Data["error"].(string)
 				if e.Level == logrus.WarnLevel && e.Message == what && got == why {
-					return
+					return nil
 				}
 				lines = append(lines, e.Message+": "+got)
 			}
-		}
-		t.Fatalf("the log has %q; want %s: %s", lines, what, why)
+			return fmt.Errorf("the log has %q", lines)
+		})
 	}
 	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 	l, err := netlink.LinkByName(c.Interface)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"errors"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -126,9 +127,7 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 	seen := 0
 	return func(what, why, remedy string) {
 		t.Helper()
-		deadline := time.Now().Add(30 * time.Second)
-		// polling for what the node does by itself
-		for ; time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		need.Eventually(t, 30*time.Second, what, func() error {
 			for entries := said.AllEntries(); seen < len(entries); {
 				e := entries[seen]
 				seen++
@@ -142,10 +141,10 @@ func sees(t *testing.T, c *Config) (says func(what, why, remedy string)) {
 					t.Fatalf("%v: %s, %q, remedy %q; want %s, %q, %q", e.Level, e.Message, cause, got,
 						what, why, remedy)
 				}
-				return
+				return nil
 			}
-		}
-		t.Fatalf("says nothing; want %s", what)
+			return errors.New("says nothing")
+		})
 	}
 }
 
