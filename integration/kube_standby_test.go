@@ -259,8 +259,8 @@ func (s *standbyTest) startFormer() {
 	s.turn()
 }
 
-// handsOver: at SIGTERM the active pod hands over to the standby. Connections that begin until then go on, and
-// no node drops a packet.
+// handsOver: at SIGTERM the active pod hands over to the standby. Connections that begin until
+// then go on, and no node drops a packet.
 func (s *standbyTest) handsOver() {
 	s.Helper()
 	s.standby.awaitCopy(s.T)
@@ -334,8 +334,8 @@ func (s *standbyTest) cut(from ...string) {
 
 func (s *standbyTest) heal() { s.active.gatewayHost.run("nft", "delete", "table", "inet", "cut") }
 
-// cutOffFromAPIServer: the active pod alone is cut off from the API server. The standby tells it who has
-// the Lease.
+// cutOffFromAPIServer: the active pod alone is cut off from the API server. The standby tells it
+// who has the Lease.
 func (s *standbyTest) cutOffFromAPIServer() {
 	s.Helper()
 	switches := s.labels.switches.Load()

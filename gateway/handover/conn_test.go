@@ -5,16 +5,15 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"culvert/geneve/udp"
-	"culvert/integration/need"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -57,18 +56,11 @@ func newFake() *fakeSocket { return &fakeSocket{come: make(chan udp.Message, 16)
 // relays returns both ends of one.
 func relays(t *testing.T) (a, b *Relay) {
 	t.Helper()
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET, 0)
-	need.NoError(t, err)
-	var ends [2]*Relay
-	for i, fd := range pair {
-		f := os.NewFile(uintptr(fd), "relay")
-		conn, err := net.FileConn(f)
-		f.Close()
-		need.NoError(t, err)
-		ends[i] = NewRelay(conn)
-		t.Cleanup(ends[i].Close)
-	}
-	return ends[0], ends[1]
+	pair := socketPair(t, unix.SOCK_SEQPACKET)
+	a, b = NewRelay(pair[0]), NewRelay(pair[1])
+	t.Cleanup(a.Close)
+	t.Cleanup(b.Close)
+	return a, b
 }
 
 // wireguard makes a message of a kind and an index, size bytes long.
@@ -234,7 +226,8 @@ func TestLastDecides(t *testing.T) {
 		{"gone", func(l *Line) { l.Close() }, "EOF"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			old, next := lines(t)
+			lines := newLines(t, unix.SOCK_STREAM)
+			old, next := lines[0], lines[1]
 			tt.send(next)
 			k, err := old.Last(20 * time.Millisecond)
 			if tt.want == "" && (k != KindForwarding || err != nil) || tt.want != "" &&
@@ -247,22 +240,6 @@ func TestLastDecides(t *testing.T) {
 			}
 		})
 	}
-}
-
-func lines(t *testing.T) (a, b *Line) {
-	t.Helper()
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-	need.NoError(t, err)
-	var ends [2]*Line
-	for i, fd := range pair {
-		f := os.NewFile(uintptr(fd), "line")
-		conn, err := net.FileConn(f)
-		f.Close()
-		need.NoError(t, err)
-		ends[i] = NewLine(conn.(*net.UnixConn))
-		t.Cleanup(func() { ends[i].Close() })
-	}
-	return ends[0], ends[1]
 }
 
 // TestNewestSessionsAreKnown: however many handshakes were begun, this process gets the data of the

@@ -5,9 +5,10 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
-	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"culvert/integration/need"
 )
@@ -16,7 +17,7 @@ import (
 // write. A second, empty one could fail after the other end has the message and has closed the
 // Line, and then each end would believe that the other forwards.
 func TestOneWrite(t *testing.T) {
-	lines := newLines(t)
+	lines := newLines(t, unix.SOCK_SEQPACKET)
 	for _, k := range []Kind{KindForwarding, KindDone} {
 		need.NoError(t, lines[0].Send(k, nil, 20*time.Second))
 		if _, _, err := lines[1].Want(k, 20*time.Second); err != nil {
@@ -25,17 +26,26 @@ func TestOneWrite(t *testing.T) {
 	}
 }
 
-// newLines returns both ends of a conversation.
-func newLines(t *testing.T) (lines [2]*Line) {
+// socketPair returns both ends of a connection between processes, of a kind such as
+// unix.SOCK_STREAM.
+func socketPair(t *testing.T, kind int) (ends [2]net.Conn) {
 	t.Helper()
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	pair, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	need.NoError(t, err)
 	for i, fd := range pair {
-		f := os.NewFile(uintptr(fd), "line")
-		conn, err := net.FileConn(f)
+		f := os.NewFile(uintptr(fd), "pair")
+		ends[i], err = net.FileConn(f)
 		f.Close()
 		need.NoError(t, err)
-		t.Cleanup(func() { conn.Close() })
+		t.Cleanup(func() { ends[i].Close() })
+	}
+	return ends
+}
+
+// newLines returns both ends of a conversation.
+func newLines(t *testing.T, kind int) (lines [2]*Line) {
+	t.Helper()
+	for i, conn := range socketPair(t, kind) {
 		lines[i] = NewLine(conn.(*net.UnixConn))
 	}
 	return lines
@@ -45,7 +55,7 @@ func newLines(t *testing.T) (lines [2]*Line) {
 // are closed at once.
 func TestStrangeDescriptors(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close leaked descriptors
-	lines := newLines(t)
+	lines := newLines(t, unix.SOCK_SEQPACKET)
 	for i, k := range []Kind{KindOffer, KindRecords, KindStanding, KindReady, KindCut, KindForwarding, KindDone,
 		KindRefusal, KindOffer} {
 		out, in, err := os.Pipe()

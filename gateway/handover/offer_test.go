@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"culvert/integration/need"
 )
 
@@ -38,7 +40,7 @@ func TestCatchUp(t *testing.T) {
 // TestOffer: the new process finds descriptors by name. What is offered without one has none, and a
 // second of a name is closed.
 func TestOffer(t *testing.T) {
-	lines := newLines(t)
+	lines := newLines(t, unix.SOCK_SEQPACKET)
 	var all []Opened
 	var pipes []*os.File
 	for _, name := range []string{"lock", "page", "lock"} {

@@ -21,75 +21,22 @@ import (
 	"github.com/sirupsen/logrus"
 	"go.uber.org/goleak"
 
+	"culvert/gateway/handover/handovertest"
 	"culvert/gateway/wgkey"
 	"culvert/integration/need"
 	"culvert/nat"
-	"culvert/nat/nattest"
-	"culvert/nat/packet"
-	"culvert/nat/rules"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-const node = nat.Link(1)
 
 var started = time.Now()
 
 func now() nat.Time { return nat.Time(time.Since(started)) }
 
-// newEngine returns an Engine of a cluster in which all sources outside the pod CIDR share an
-// address.
-func newEngine(t testing.TB, most int) *nat.Engine {
-	t.Helper()
-	p := netip.MustParsePrefix
-	e, err := nat.New([16]byte{1, 2, 3}, &nat.Config{MTU: 1340, MaxConnections: most, Config: rules.Config{
-		Nodes: []rules.Node{{Link: node, Name: "rome-1",
-			Address: rules.PairOf(netip.MustParseAddr("10.80.0.2"))}},
-		LocalPodCIDRs:      []netip.Prefix{p("10.200.0.0/16")},
-		LocalExternalCIDRs: []netip.Prefix{p("10.70.0.0/16")},
-		Remote:             []rules.RemoteCIDR{{Real: p("10.0.0.0/8"), Remapped: p("100.0.0.0/8")}},
-		Routes:             []rules.Route{{Prefix: p("10.200.1.0/24"), Link: node}},
-		UnknownSource:      rules.PairOf(netip.MustParseAddr("10.70.0.0")),
-	}})
-	need.NoError(t, err)
-	return e
-}
-
-func linkName(l nat.Link) string {
-	switch l {
-	case nat.Tunnel:
-		return "tunnel"
-	case node:
-		return "rome-1"
-	}
-	return ""
-}
-
-func link1(name string) (nat.Link, bool) {
-	switch name {
-	case "tunnel":
-		return nat.Tunnel, true
-	case "rome-1":
-		return node, true
-	}
-	return 0, false
-}
-
 // talk opens n connections, numbered from first on.
 func talk(t testing.TB, e *nat.Engine, first, n int) {
 	t.Helper()
-	b := nattest.IP{Source: "192.0.2.1", Destination: "100.9.0.1", Body: nattest.UDP{SourcePort: 1, DestinationPort: 53,
-		NoChecksum: true}}.Bytes()
-	for i := first; i < first+n; i++ {
-		work := bytes.Clone(b)
-		work[16], work[17], work[18], work[19] = 100, byte(i>>16), byte(i>>8), byte(i)
-		work[14], work[15] = byte(i>>18), byte(i>>10)
-		var p packet.Packet
-		p.Parse(nattest.Fix(work))
-		if v := e.Process(&p, node, now()); v.Action != nat.Forward || v.Untracked {
-			t.Fatalf("connection %d: %v %v, want a tracked connection", i, v.Action, v.Reason)
-		}
-	}
+	handovertest.Open(t, e, first, n, now)
 }
 
 // table returns the tuples of all connections.
@@ -130,12 +77,12 @@ func newPodAt(t testing.TB, name string, key wgkey.Key, most int, at netip.AddrP
 
 func newPodOn(t testing.TB, name string, key wgkey.Key, most int, l net.Listener, change ...func(*Options)) *pod {
 	t.Helper()
-	p := &pod{e: newEngine(t, most)}
+	p := &pod{e: handovertest.NewEngine(t, most)}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	o := Options{
 		Log: logrus.NewEntry(log), Key: key, Name: name, Version: "v1", Engine: p.e, Now: now,
-		LinkName: linkName, Link: link1,
+		LinkName: handovertest.LinkName, Link: handovertest.Link,
 		Config: func() string { return "same" }, Facts: func() []byte { return []byte("facts of " + name) },
 		Took: func(b []byte) {
 			p.mu.Lock()
@@ -589,7 +536,7 @@ func TestNotTakenAgain(t *testing.T) {
 	active.Lead()
 	standby := newPod(t, "b", key, 1000, func(o *Options) {
 		o.Link = func(name string) (nat.Link, bool) {
-			l, ok := link1(name)
+			l, ok := handovertest.Link(name)
 			return l, ok && known.Load()
 		}
 	})
@@ -631,9 +578,9 @@ func FuzzMessages(f *testing.F) {
 	f.Add(append([]byte{4, 0, 0, 8}, make([]byte, 8)...), true)
 	f.Add(append([]byte{5, 0, 0, 11}, []byte(`{"mark":12}`)...), false)
 	f.Add([]byte{6, 0, 0, 1, 'x', 7, 255, 255, 255}, false)
-	e := newEngine(f, 100)
+	e := handovertest.NewEngine(f, 100)
 	block := make([]byte, nat.RecordBlock)
-	feed := e.Feed(linkName)
+	feed := e.Feed(handovertest.LinkName)
 	talk(f, e, 0, 3)
 	block, _ = feed.Next(block[:0], now(), func() {})
 	feed.Close()
@@ -641,12 +588,12 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, follower bool) {
 		log := logrus.New()
 		log.SetOutput(io.Discard)
-		r := &Replica{Options: Options{Log: logrus.NewEntry(log), Engine: newEngine(t, 100), Now: now,
-			LinkName: linkName, Link: link1,
+		r := &Replica{Options: Options{Log: logrus.NewEntry(log), Engine: handovertest.NewEngine(t, 100), Now: now,
+			LinkName: handovertest.LinkName, Link: handovertest.Link,
 			Config: func() string { return "" }, Took: func([]byte) {}, Heard: func([]byte) {}}}
 		w := &wire{conn: said{bytes.NewReader(b)}}
 		if follower {
-			f := &following{r: r, wire: w, mirror: r.Engine.Mirror(link1), whole: make(chan struct{}),
+			f := &following{r: r, wire: w, mirror: r.Engine.Mirror(handovertest.Link), whole: make(chan struct{}),
 				unknown: map[string]uint64{}}
 			f.receive()
 			f.describe()
