@@ -8,11 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"culvert/integration/need"
 	"culvert/nat"
 	"culvert/nat/nattest"
+	"culvert/nat/nattest/cost"
 	"culvert/nat/packet"
 )
 
@@ -92,7 +91,7 @@ func BenchmarkRecordsFirst(b *testing.B) {
 		for j := range packets {
 			packets[j].Parse(s.from(work[j][:], i+j, strangers, 1))
 		}
-		begin := threadTime(b)
+		begin := cost.ThreadTime(b)
 		for j := 0; j < firstTurn; j += nat.MaxLoad {
 			batch := packets[j : j+nat.MaxLoad]
 			e.Load(batch, node1)
@@ -102,7 +101,7 @@ func BenchmarkRecordsFirst(b *testing.B) {
 				}
 			}
 		}
-		return float64(threadTime(b)-begin) / firstTurn
+		return float64(cost.ThreadTime(b)-begin) / firstTurn
 	}
 	runtime.LockOSThread() // its CPU time is measured
 	defer runtime.UnlockOSThread()
@@ -165,19 +164,12 @@ func timedRecords(b *testing.B, e *nat.Engine, since, now nat.Time) (saved []byt
 	to.Grow(80 << 20)
 	clear(to.AvailableBuffer()[:80<<20]) // the kernel gives memory where it is first written
 	runtime.GC()
-	begin, last := time.Now(), threadTime(b)
+	begin, last := time.Now(), cost.ThreadTime(b)
 	note := func() {
-		at := threadTime(b)
+		at := cost.ThreadTime(b)
 		burst, last = max(burst, at-last), at
 	}
 	need.NoError(b, e.Records(since, recordName).Write(&to, now, note))
 	note()
 	return to.Bytes(), time.Since(begin), burst
-}
-
-// threadTime is what this thread has used. Getrusage knows it to a tick of the scheduler only.
-func threadTime(b *testing.B) time.Duration {
-	var used unix.Timespec
-	need.NoError(b, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used))
-	return time.Duration(used.Nano())
 }

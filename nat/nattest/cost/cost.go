@@ -1,4 +1,4 @@
-// Package cost measures, for benchmarks, processor time and the unit of all budgets.
+// Package cost measures, for tests, processor time and the unit of all budgets.
 package cost
 
 import (
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/chacha20poly1305"
+	"golang.org/x/sys/unix"
 )
 
 // ProcessorTime returns the processor time that this process has used. Other work on the machine
@@ -18,6 +19,19 @@ func ProcessorTime(b testing.TB) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// ThreadTime returns the processor time that this thread has used, which other work affects still
+// less. (Getrusage knows it to a tick of the scheduler only.)
+//
+// Preconditions: the goroutine is locked to its thread.
+func ThreadTime(b testing.TB) time.Duration {
+	b.Helper()
+	var used unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &used); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(used.Nano())
 }
 
 // Seal measures a ChaCha20-Poly1305 seal of 1400 bytes, the unit of all budgets, in nanoseconds:
