@@ -16,6 +16,9 @@
 // and gets none to such addresses: one wrong CIDR of several does not cut off the others, and
 // neither does a network that the node gets later.
 //
+// Where rules of other programs have another table decide about packets of pods, rules of this
+// package let the main table decide about those to Peers (rule.go).
+//
 // # The exception from masquerade
 //
 // CNIs give packets that leave the cluster the node's source. To the gateway, all pods would then

@@ -72,19 +72,23 @@ type Keeper struct {
 	table  func([]pair, []Tunnel) (map[string]uint64, error)
 	list   func() ([]netlink.Route, error)
 	remove func(*netlink.Route) error
+	lead   func([]netip.Prefix) error
 }
 
 // New returns a Keeper, which is inactive until Run.
 func New(log logrus.FieldLogger) *Keeper {
 	every := func(syscall.NetlinkMessage) bool { return true }
-	return &Keeper{log: log, loop: rtnl.NewLoop(every, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK),
-		dropped: map[string]uint64{}, table: keepTables, list: mainTable, remove: netlink.RouteDel}
+	return &Keeper{log: log, loop: rtnl.NewLoop(every, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
+		unix.RTNLGRP_LINK),
+		dropped: map[string]uint64{}, table: keepTables, list: mainTable, remove: netlink.RouteDel,
+		lead: lead}
 }
 
 // NewGuard returns a Keeper that makes no routes, and only protects tunnels.
 func NewGuard(log logrus.FieldLogger) *Keeper {
 	k := New(log)
 	k.list = func() ([]netlink.Route, error) { return nil, nil }
+	k.lead = func([]netip.Prefix) error { return nil }
 	k.Apply(nil) // it is told of no peer
 	return k
 }
@@ -158,10 +162,14 @@ func (k *Keeper) logFailure(err error) {
 // routes that belong to no Peer.
 func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pairs []pair, err error) {
 	var keep []netlink.Route
+	var led []netip.Prefix
 	for i := range desired {
 		p := &desired[i]
 		have, err := p.keep(table)
 		keep = append(keep, have...)
+		for _, r := range have {
+			led = append(led, rtnl.PrefixOf(&r))
+		}
 		all = append(all, Status{Name: p.Name, Err: err})
 		if len(have) == 0 {
 			continue
@@ -183,7 +191,7 @@ func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pai
 				netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
 		}
 	}
-	return all, pairs, rtnl.Prune(table, keep, ours, k.remove)
+	return all, pairs, errors.Join(rtnl.Prune(table, keep, ours, k.remove), k.lead(led))
 }
 
 func mainTable() ([]netlink.Route, error) { return rtnl.MainTable(netlink.FAMILY_V4) }
@@ -261,6 +269,7 @@ func Remove() (removed []string, err error) {
 		}
 		return err
 	}))
+	err = errors.Join(err, lead(nil))
 	for i := range families {
 		there, e := families[i].remove()
 		if there {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -184,7 +185,7 @@ func TestKeeper(t *testing.T) {
 	wantRoutes(t, milanRoutes...)
 	wantRules(t, milanRules...)
 
-	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_LINK)
+	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_LINK)
 	table, err := mainTable()
 	need.NoError(t, err)
 	for _, r := range table {
@@ -303,6 +304,68 @@ func TestOthersRoutes(t *testing.T) {
 			wantRules(t)
 		}
 	}
+}
+
+// TestOthersRules: where a CNI's rule leads what a pod sends to another table, as for addresses of
+// a second network card, packets to a Peer take the Peer's link all the same, and others the CNI's.
+// A node without such a rule gets none.
+func TestOthersRules(t *testing.T) {
+	link(t, "cv-milan", "10.80.0.5/22")
+	link(t, "pod0", "10.244.1.1/24")
+	card := link(t, "eth1", "172.31.1.2/24")
+	const table = 2
+	need.NoError(t, netlink.RouteAdd(&netlink.Route{LinkIndex: card.Attrs().Index, Table: table,
+		Dst: rtnl.IPNet(netip.MustParsePrefix("0.0.0.0/0"))}))
+	by := func(to string) string {
+		t.Helper()
+		found, err := netlink.RouteGetWithOptions(netip.MustParseAddr(to).AsSlice(), &netlink.RouteGetOptions{
+			Iif: "pod0", SrcAddr: netip.MustParseAddr("10.244.1.5").AsSlice()})
+		need.NoError(t, err)
+		l, err := netlink.LinkByIndex(found[0].LinkIndex)
+		need.NoError(t, err)
+		return l.Attrs().Name
+	}
+	rules := func() (n int) {
+		list, err := netlink.RuleList(netlink.FAMILY_V4)
+		need.NoError(t, err)
+		for _, r := range list {
+			if r.Protocol == Protocol {
+				n++
+			}
+		}
+		return n
+	}
+	need.NoError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+	k := run(t)
+	k.Apply([]Peer{{Name: "milan", Link: "cv-milan", Gateway: netip.MustParseAddr("10.80.0.1"),
+		Local: prefixes("10.244.0.0/16"), Remote: prefixes("10.61.0.0/16", "10.71.0.0/24")}})
+	k.says(t, "")
+	wantRoutes(t, "10.61.0.0/16 via 10.80.0.1 dev cv-milan", "10.71.0.0/24 via 10.80.0.1 dev cv-milan",
+		"10.80.0.1/32 dev cv-milan")
+	if n := rules(); n != 0 || by("10.61.0.1") != "cv-milan" {
+		t.Errorf("without a CNI's rule there are %d, and packets leave by %s", n, by("10.61.0.1"))
+	}
+	foreign := netlink.NewRule()
+	foreign.Family, foreign.Priority, foreign.Table = unix.AF_INET, 1536, table
+	foreign.Src = rtnl.IPNet(netip.MustParsePrefix("10.244.1.5/32"))
+	need.NoError(t, netlink.RuleAdd(foreign))
+	eventually(t, "the Peer's link", func() error {
+		if l := by("10.61.0.1"); l != "cv-milan" || by("10.71.0.1") != l {
+			return errors.New(l)
+		}
+		return nil
+	})
+	if l := by("192.0.2.1"); l != "eth1" {
+		t.Errorf("a packet to somebody else leaves by %s", l)
+	}
+	k.Apply(nil)
+	eventually(t, "no rules", func() error {
+		if n := rules(); n > 0 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	need.NoError(t, netlink.RuleDel(foreign))
 }
 
 // TestOthersRoutesLater: a Peer that has routes keeps them when it asks for addresses that this
