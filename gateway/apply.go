@@ -43,9 +43,9 @@ func (g *Gateway) Apply(c *config.Config) error {
 }
 
 // Amend is Apply for a configuration that differs from the running one only in the PodCIDRs of some
-// nodes and in the backends, all of them pods, of some services. It returns false for any other,
-// which needs Apply. Its cost depends on these nodes and services, and it logs nothing: pods come
-// and go all the time.
+// nodes, in the backends, all of them pods, of some services, and in exports of pods. It returns
+// false for any other, which needs Apply. Its cost depends on these nodes, services and exports,
+// and it logs nothing: pods come and go all the time.
 func (g *Gateway) Amend(c *config.Config) bool {
 	g.applying.Lock()
 	defer g.applying.Unlock()
@@ -53,13 +53,15 @@ func (g *Gateway) Amend(c *config.Config) bool {
 		return false
 	}
 	now, links := g.current.Get()
-	routes, services, alone := c.Amended(now, links)
+	m, alone := c.Amended(now, links)
 	switch {
-	case !alone || len(routes)+len(services) == 0:
+	case !alone || m.Empty():
 		return false
-	case len(routes) > 0 && !g.engine.Reroute(routes):
+	case len(m.Routes) > 0 && !g.engine.Reroute(m.Routes):
 		return false
-	case len(services) > 0 && g.engine.Amend(services) != nil: // Apply does both again
+	case len(m.Services) > 0 && g.engine.Amend(m.Services) != nil: // Apply does all of it again
+		return false
+	case len(m.Withdrawn)+len(m.Added) > 0 && g.engine.Admit(m.Withdrawn, m.Added) != nil:
 		return false
 	}
 	g.current.Set(c, links)

@@ -213,6 +213,12 @@ func TestEveryReasonShows(t *testing.T) {
 	p = newLosingPair(t, func(rome *config.Config) { rome.MaxConnections = 8 })
 	maps.Copy(done, p.shown(map[string]func(){
 		"connection-share": func() { p.fillTable() },
+		"not-admitted": func() {
+			awaits(t, func() bool { return p.lost("connection-share") })
+			p.apply(func(c *config.Config) { c.Admit = config.AdmitExports })
+			p.tunnel(nattest.IP{Source: "10.0.1.7", Destination: "10.0.1.5", Body: nattest.UDP{SourcePort: 4000,
+				DestinationPort: 9999}})
+		},
 		"table-full": func() {
 			awaits(t, func() bool { return p.lost("connection-share") })
 			p.apply(func(c *config.Config) { c.MaxConnections = 2 })

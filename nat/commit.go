@@ -24,6 +24,9 @@ func (e *Engine) commit(d *decision, p *packet.Packet, now Time) {
 			e.paths.learn(d.path, now)
 		}
 	case effectRefused:
+		if d.verdict.Reason == ReasonNotAdmitted {
+			c.lastSeen = max(c.lastSeen, now)
+		}
 		e.countHits(c, d.hit.direction, p, 1)
 	case effectUnfit:
 		l := &e.hits.lists[c.hits[d.hit.direction]]

@@ -11,6 +11,7 @@
 //	  decide             finds the connection by tuple                            decide.go, table.go, directory.go
 //	    established      finds its translation, cached verdict and route          established.go, fit.go
 //	    first            checks, rules, translation, port: a new connection       open.go, evaluate.go, ports.go
+//	    bars, begins     who may open a connection across the tunnel              admission.go
 //	    stream           shifts TCP's numbers for a PROXY protocol header         proxystream.go
 //	    fragment         gives later fragments the ports of their first one       fragments.go
 //	    icmpError        finds what an ICMP error quotes, and its connection      icmperror.go, pathmtu.go
@@ -43,7 +44,8 @@
 // remembers that node.
 //
 //	connections     survive if their first packet would still be admitted with the same addresses;
-//	                ports and backends are kept, the backends also when the service has gone
+//	                ports and backends are kept, the backends also when the service has gone, unless
+//	                Config.Admit restricts what others may open (admission.go)
 //	rule counters   survive as long as a resource has a rule of the same table, chain and name
 //	hit lists       hold counters, not rules, and survive every commit; when 3/4 of their numbers
 //	                are used, a commit numbers them again
@@ -57,10 +59,11 @@
 // as ages. Each block of 4096 bytes has a checksum and needs no other block.
 //
 //	connections     all except those between pods of the two clusters, which any of their packets
-//	                makes again; with configured rules, all. Saved: tuples, mark, state, TCP's and
-//	                SCTP's numbers, counters, age; at most 128 bytes each over IPv4, and 6 more
-//	                for the place and state of a PROXY protocol header. The node by which one
-//	                leaves is saved where a rule says that it keeps it (rules.PolicyRule.Keep)
+//	                makes again; with configured rules or Config.Admit, all. Saved: tuples, mark,
+//	                state, TCP's and SCTP's numbers, counters, age; at most 128 bytes each over
+//	                IPv4, and 6 more for the place and state of a PROXY protocol header. The node
+//	                by which one leaves is saved where a rule says that it keeps it
+//	                (rules.PolicyRule.Keep)
 //	clients         of services with affinity, and their remaining time
 //	IDs             continue after all used ones; a restored connection gets a new one
 //	not recorded    fragments, path MTUs, rate limits, counters of rules; the port key, which is
@@ -102,7 +105,7 @@
 // translations are 1:1 and need no state: they work after a restart, in mid-stream, for fragments,
 // and when the table is full. Sources that the remote cluster could not answer become U, with
 // another port if U's is taken; address mappings and services translate single addresses. Those
-// need a connection.
+// need a connection, and with Config.Admit everything does.
 //
 // # Concurrency
 //

@@ -146,6 +146,7 @@ func (e *Engine) publish(s *snapshot, draft *rules.Draft, all bool) {
 	if s.rules, affected = e.set.Commit(draft); all {
 		affected = &rules.Affected{All: true}
 	}
+	s.restricts = s.rules.Restricts()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.hits.lists) > hitEpoch {

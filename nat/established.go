@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // established decides about a packet of an existing connection. It returns false if the
@@ -35,6 +36,11 @@ func (e *Engine) established(d *decision, p *packet.Packet, now Time) bool {
 		// again.
 		d.renewal, d.predecessor = renewEvict, d.hit.number
 		return false
+	}
+	if s.restricts && e.turned(d, p) {
+		d.check("admitted", false)
+		d.bar(p)
+		return true
 	}
 	// A reply tuple from inside matches whichever node the packet comes from.
 	asymmetric := dir == reply && c.keys[reply].link == anyNode && d.in != home
@@ -102,6 +108,8 @@ func (e *Engine) refused(d *decision, r Reason) {
 	switch r {
 	case ReasonRejected:
 		d.verdict = refuse(r, packet.NetUnreachable)
+	case ReasonNotAdmitted:
+		d.verdict = refuse(r, packet.Prohibited)
 	case ReasonNoRoute:
 		to := e.table.to(d.hit.conn, d.hit.direction)
 		d.verdict = e.snapshot.noRoute(to.Destination())
@@ -119,6 +127,10 @@ func (e *Engine) evaluate(d *decision, p *packet.Packet, now Time) {
 	tr.Follow(to, c.mark, c.out[dir])
 	tr.Stays = e.snapshot.stays(c, to.Destination())
 	e.traverse(tr, now)
+	if e.withdrawn(c) {
+		d.check("admitted", false)
+		tr.Outcome = rules.NotAdmitted
+	}
 	if dir == reply && e.snapshot.rules.Generated() {
 		// Filters mark by the incoming node. The node of a reply must not replace the node of
 		// origin.

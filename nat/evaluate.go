@@ -24,6 +24,7 @@ var outcomeReasons = [...]Reason{
 	rules.Passed: ReasonNone, rules.Filtered: ReasonFiltered, rules.Rejected: ReasonRejected,
 	rules.NoRoute: ReasonNoRoute, rules.NoBackend: ReasonNoBackend, rules.UnknownSource: ReasonUnknownSource,
 	rules.NoLocalBackend: ReasonNoBackend, rules.Unserved: ReasonNoMapping,
+	rules.NotAdmitted: ReasonNotAdmitted,
 }
 
 // refusal is the verdict on a packet that rules or routing drop.

@@ -327,7 +327,12 @@ func TestExplainIsProcess(t *testing.T) {
 	}
 	for i := 0; i < n || i < 5*n && len(missing()) > 0; i++ {
 		switch now = now.Add(time.Duration(m.IntN(20)) * time.Millisecond); {
-		case i%500 == 0: // another size of the table, other mappings
+		case i%500 == 0: // another size of the table, other mappings, and admission now and then
+			if c.Admit = nil; i%2000 == 0 {
+				c.Admit = []rules.Endpoint{
+					{Prefix: pfx("10.200.1.0/24"), Protocol: packet.TCP, Port: uint16(7 + m.IntN(9))},
+					{Prefix: pfx("10.200.0.0/16"), Protocol: packet.UDP}}
+			}
 			c.MaxConnections = 3000
 			if i%3000 < 1500 {
 				c.MaxConnections = 10 + m.IntN(40)

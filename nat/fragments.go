@@ -106,6 +106,9 @@ func (e *Engine) early(d *decision, p *packet.Packet, room bool, now Time) {
 // stateless decides about a later fragment without a known first one, if it needs no connection.
 func (e *Engine) stateless(d *decision, p *packet.Packet, now Time) bool {
 	s, in, tr := e.snapshot, d.in, &d.tr
+	if s.restricts && in.Outside() {
+		return false // only its first one says whether it is admitted
+	}
 	tr.Start(&d.from, nil, in, d.trace)
 	if !tr.Raw(s.rules) {
 		d.dropped(s)

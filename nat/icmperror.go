@@ -103,6 +103,10 @@ func (e *Engine) relayTracked(d *decision, p *packet.Packet, now Time) {
 // prefixes alone.
 func (e *Engine) relayFromTunnel(d *decision, p *packet.Packet) {
 	s, quoted := e.snapshot, &d.quoted[0]
+	if s.restricts { // all that may have an answer has a connection
+		d.drop(ReasonICMPUnrelated)
+		return
+	}
 	seen, ok := s.real.Lookup(quoted.Destination())
 	if destination := d.from.Destination(); !ok || s.external.Contains(destination) || s.closed(destination, d.in) ||
 		s.reserved(destination) {

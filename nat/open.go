@@ -35,6 +35,10 @@ func (e *Engine) first(d *decision, p *packet.Packet, now Time) {
 		d.drop(ReasonICMPType)
 		return
 	}
+	if s.restricts && d.in.Outside() && !d.check("admitted", !s.bars(&d.from)) {
+		d.bar(p)
+		return
+	}
 	if !e.traverse(tr, now) {
 		if d.in.Outside() && tr.Outcome == rules.NoRoute && !tr.Bound() && s.external.Contains(destination) {
 			d.drop(ReasonNoMapping)
@@ -88,7 +92,17 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 	}
 	switch {
 	case !tr.NoTrack && p.FragmentOffset() == 0:
-		if !d.check("it opens a connection", !p.IsAnswer() && !e.crowded(tr) || !e.free(tr)) {
+		opens := !p.IsAnswer() && !e.crowded(tr) || !e.free(tr)
+		restricted := e.snapshot.restricts && (tr.In.Outside() || tr.Out.Outside())
+		if restricted {
+			var ok bool
+			if opens, ok = e.begins(d, p); !d.check("it may open a connection", ok) {
+				d.bar(p)
+				d.counted = tr.HitCount()
+				return
+			}
+		}
+		if !d.check("it opens a connection", opens) {
 			d.verdict.Untracked = true
 			break
 		}
@@ -102,7 +116,7 @@ func (e *Engine) open(d *decision, p *packet.Packet, now Time) {
 			d.effect = effectOpen
 			return
 		}
-		if !e.free(tr) {
+		if restricted || !e.free(tr) {
 			d.drop(reason)
 			return
 		}

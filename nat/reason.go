@@ -30,6 +30,7 @@ const (
 	ReasonNoBackend              // a service has no backend, or the connection's backend left
 	// TCP in mid-stream without a connection, to a server that gets a PROXY protocol header
 	ReasonMidStream
+	ReasonNotAdmitted // from another cluster to what is not exported to it, or of such a connection; see admission.go
 
 	reasons // the number of reasons
 )
@@ -59,6 +60,7 @@ var reasonNames = [reasons]string{
 	ReasonRejected:        "rejected",
 	ReasonNoBackend:       "no-backend",
 	ReasonMidStream:       "mid-stream",
+	ReasonNotAdmitted:     "not-admitted",
 }
 
 // String returns the reason in kebab-case.

@@ -76,7 +76,7 @@ func (e *Engine) reproducible(c *conn, first, answer *packet.Tuple) bool {
 	if first.Link.Outside() {
 		inside, outside = answer, first
 	}
-	if !s.rules.Generated() || c.has(flagService|flagPort) || c.tcp.flags[original]&tcpShifted != 0 ||
+	if !s.rules.Generated() || s.restricts || c.has(flagService|flagPort) || c.tcp.flags[original]&tcpShifted != 0 ||
 		inside.Link.Outside() || !outside.Link.Outside() {
 		return false
 	}

@@ -3,6 +3,8 @@ package nat
 import (
 	"maps"
 	"net/netip"
+
+	"culvert/nat/rules"
 )
 
 // Reroute replaces the Routes of some nodes' links, and changes nothing else: in the surroundings,
@@ -44,6 +46,22 @@ func (s *surroundings) rerouted(routes map[Link][]netip.Prefix) *surroundings {
 		}
 	}
 	return next
+}
+
+// Admit replaces some Endpoints of Config.Admit by others, or returns all faults and changes
+// nothing. Its cost depends on these alone. An earlier Prepared that was not committed becomes
+// invalid.
+func (e *Engine) Admit(withdrawn, added []rules.Endpoint) error {
+	e.apply.Lock()
+	defer e.apply.Unlock()
+	e.unprepare()
+	draft, err := e.set.Admit(withdrawn, added)
+	if err != nil {
+		return err
+	}
+	next := *e.current()
+	e.publish(&next, draft, false)
+	return nil
 }
 
 // missing returns the elements of a list that are not in another.

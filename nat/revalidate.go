@@ -3,12 +3,13 @@ package nat
 import (
 	"net/netip"
 
+	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
 
 // recheck decides about the connection of hit after the configuration has changed. If the change
 // affects it, a first packet must still be admitted with the same addresses; verdicts and routes
-// are then computed again. Otherwise the connection ends; on ReasonNoBackend both ends are
+// are then computed again. Otherwise the connection ends; if there is a Reason, both ends are
 // notified.
 func (e *Engine) recheck(d *decision, now Time) Reason {
 	c := d.hit.conn
@@ -35,6 +36,14 @@ func (e *Engine) stillBound(tr *rules.Traversal, c *conn, now Time) (Reason, boo
 	}
 	keep := e.table.to(c, original)
 	tr.Start(&from, nil, in, nil)
+	if s.bars(&from) {
+		// TCP ends here, because none of its packets can open it again; others stay as a memory:
+		// see admission.go.
+		if tr.Out = c.out[original]; from.Protocol == packet.TCP {
+			return ReasonNotAdmitted, false
+		}
+		return ReasonNone, true
+	}
 	tr.Keep(keep, c.mark, c.out[original])
 	outlives := c.has(flagService) && c.tcp.flags[reply]&tcpEnds == 0 && s.rules.Outlives(&from, &keep)
 	tr.Outlives, tr.Stays = outlives, s.stays(c, keep.Destination())

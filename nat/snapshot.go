@@ -17,6 +17,7 @@ import (
 // rules.
 type snapshot struct {
 	generation uint32
+	restricts  bool // others may open only some connections: see admission.go
 	rules      *rules.Ruleset
 	timeouts   [states]time.Duration
 	maxEntries int

@@ -99,6 +99,10 @@ func printGatewayStatus(w io.Writer, s *control.Status) error {
 	fmt.Fprintf(t, "mtu\t%d; %s to the peer and back\n", s.MTU, pathText(&s.Tunnel.Path))
 	fmt.Fprintf(t, "peer\t%s\n", peerText(&s.Tunnel))
 	fmt.Fprintf(t, "connections\t%s\n", tableText(&s.Table))
+	if a := s.Admission; a != nil {
+		fmt.Fprintf(t, "admitted\tthe peer's connections to %d exports and %d services, and no others\n", a.Exports,
+			a.Services)
+	}
 	fmt.Fprintf(t, "outbound\t%s\n", trafficText(&s.Outbound))
 	fmt.Fprintf(t, "inbound\t%s\n", trafficText(&s.Inbound))
 	fmt.Fprintf(t, "memory\t%s\n", memoryText(&s.Memory))

@@ -25,6 +25,8 @@ func (c *Config) Changes(old *Config) string {
 	d.of("address mappings", listOf(old.Addresses, mapping), listOf(c.Addresses, mapping))
 	d.of("services", listOf(old.Services, func(s Service) string { return s.Name }),
 		listOf(c.Services, func(s Service) string { return s.Name }))
+	export := func(x rules.Endpoint) string { return ExportName(&x) }
+	d.of("exports", listOf(old.Exports, export), listOf(c.Exports, export))
 	d.order("rules", names(old.Rules), names(c.Rules))
 	for _, f := range []struct {
 		path    string
@@ -38,6 +40,7 @@ func (c *Config) Changes(old *Config) string {
 		{"network.local", c.Local, old.Local},
 		{"sources", c.Given, old.Given},
 		{"nat.unknownSource", c.UnknownSource, old.UnknownSource},
+		{"nat.admit", c.Admit, old.Admit},
 		{"nat.maxConnections", c.MaxConnections, old.MaxConnections},
 		{"connectionCheck", c.ConnectionCheck, old.ConnectionCheck},
 		{"mssClamp", c.MSSClamp, old.MSSClamp},
@@ -52,6 +55,20 @@ func (c *Config) Changes(old *Config) string {
 		return "nothing changed"
 	}
 	return strings.Join(d.parts, "; ")
+}
+
+// ExportName returns a name of x for people: 10.0.1.5/32 tcp 80.
+func ExportName(x *rules.Endpoint) string {
+	name := fmt.Sprintf("%s protocol %d", x.Prefix, x.Protocol)
+	for protocol, number := range protocols {
+		if number == x.Protocol {
+			name = fmt.Sprintf("%s %s", x.Prefix, protocol)
+		}
+	}
+	if x.Port != 0 {
+		name += fmt.Sprintf(" %d", x.Port)
+	}
+	return name
 }
 
 // A named is an entry of a list with its name for messages.

@@ -31,6 +31,11 @@ func TestChanges(t *testing.T) {
 	}{
 		{"nothing", func(*Config) {}, "nothing changed"},
 		{"another order of nodes", func(c *Config) { slices.Reverse(c.Geneve.Nodes) }, "nothing changed"},
+		{"exports", func(c *Config) {
+			c.Admit, c.Exports = AdmitExports, []rules.Endpoint{
+				{Prefix: netip.MustParsePrefix("10.0.1.5/32"), Protocol: 17, Port: 53},
+				{Prefix: netip.MustParsePrefix("10.0.1.0/24"), Protocol: 50}}
+		}, "exports: 2 added (10.0.1.5/32 udp 53, 10.0.1.0/24 protocol 50); nat.admit changed"},
 		{"warnings", func(c *Config) { c.Warnings = []string{"x"} }, "nothing changed"},
 		{"nodes", func(c *Config) {
 			c.Geneve.Nodes = append(c.Geneve.Nodes[1:], Node{Name: "rome-4"}, Node{Name: "rome-5"})

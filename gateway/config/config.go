@@ -29,6 +29,8 @@ type Config struct {
 	UnknownSource  rules.Pair
 	Addresses      []AddressMapping   // nat.addresses
 	Services       []Service          // nat.services
+	Admit          Admit              `json:",omitzero"` // nat.admit
+	Exports        []rules.Endpoint   `json:",omitzero"` // nat.exports, each once
 	MaxConnections int                // nat.maxConnections; 0 = auto
 	Rules          []rules.FilterRule // rules
 	MSSClamp       rules.MSSClamp     // mssClamp
@@ -162,6 +164,15 @@ type Backend struct {
 	Weight  int
 	Via     string // as in AddressMapping, for a backend without a route
 }
+
+// Admit says what the peer may open connections to.
+type Admit uint8
+
+// The choices.
+const (
+	AdmitAll     Admit = iota
+	AdmitExports       // only to Exports and Services
+)
 
 // Log selects what is logged, and the format.
 type Log struct {

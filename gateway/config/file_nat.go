@@ -15,6 +15,8 @@ type (
 		UnknownSource  list          `json:"unknownSource"`
 		Addresses      []fileMapping `json:"addresses"`
 		Services       []fileService `json:"services"`
+		Admit          scalar        `json:"admit"`
+		Exports        []fileExport  `json:"exports"`
 		MaxConnections scalar        `json:"maxConnections"`
 	}
 	fileMapping struct {
@@ -41,6 +43,11 @@ type (
 		Port    scalar `json:"port"`
 		Weight  scalar `json:"weight"`
 		Via     scalar `json:"via"`
+	}
+	fileExport struct {
+		CIDR     scalar `json:"cidr"`
+		Protocol scalar `json:"protocol"`
+		Port     scalar `json:"port"`
 	}
 	fileRule struct {
 		Name     scalar   `json:"name"`
@@ -78,6 +85,17 @@ func (f *fileNAT) config(e *configfile.Errors, c *Config) {
 	}
 	for i, s := range f.Services {
 		c.Services = append(c.Services, s.service(e, fmt.Sprintf("nat.services[%d].", i)))
+	}
+	if e.OneOf("nat.admit", f.Admit, "all", "exports") == "exports" {
+		c.Admit = AdmitExports
+	}
+	for i, x := range f.Exports {
+		at := fmt.Sprintf("nat.exports[%d].", i)
+		c.Exports = append(c.Exports, rules.Endpoint{
+			Prefix:   e.Prefix(at+"cidr", x.CIDR),
+			Protocol: protocols[e.OneOf(at+"protocol", x.Protocol, "tcp", "udp", "sctp", "icmp", "icmpv6")],
+			Port:     uint16(e.Int(at+"port", x.Port, 0, 1, 65535)),
+		})
 	}
 }
 

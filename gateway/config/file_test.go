@@ -43,6 +43,8 @@ nat:
   addresses: [{external: 10.70.0.9, internal: 192.0.2.10, via: rome-2}]
   services:
     - {name: web, address: 10.70.0.20, port: 80, backends: [{address: 10.0.1.5, port: 8080, weight: 3}]}
+  admit: exports
+  exports: [{cidr: 10.70.0.9/32, port: 9090}, {cidr: 10.70.0.128/25, protocol: icmp}]
 rules:
   - {name: no-ssh-in, from: remote, protocol: tcp, ports: "22,8000-8080", action: drop}
 mssClamp: 1200
@@ -90,6 +92,17 @@ func TestParse(t *testing.T) {
 	if rule.Action != rules.FilterDrop || rule.From != rules.FromRemote || rule.Protocol != 6 ||
 		rule.Ports[1] != (rules.PortRange{First: 8000, Last: 8080}) {
 		t.Errorf("got rule %+v", rule)
+	}
+	nc := c.NAT(Links{}, 1)
+	if want := (rules.Endpoint{Prefix: netip.MustParsePrefix("10.70.0.9/32"), Protocol: 6, Port: 9090}); len(
+		nc.Admit) != 2 || nc.Admit[0] != want || nc.Admit[1].Protocol != 1 {
+		t.Errorf("admits %+v", nc.Admit)
+	}
+	if c.Exports = nil; c.NAT(Links{}, 1).Admit == nil {
+		t.Error("admit: exports without exports admits everything")
+	}
+	if c.Admit = AdmitAll; c.NAT(Links{}, 1).Admit != nil {
+		t.Error("admit: all admits something only")
 	}
 	if c.MSSClamp != 1200 || c.Metrics != "" || c.Log.Format != "json" {
 		t.Errorf("got clamp %v, metrics %q, log %+v", c.MSSClamp, c.Metrics, c.Log)
@@ -221,6 +234,15 @@ func TestParseErrors(t *testing.T) {
 		{"mapping by unknown node", "via: rome-2", "via: rome-9", "nat.addresses[0].via: \"rome-9\" is no node"},
 		{"service on a mapping", "address: 10.70.0.20", "address: 10.70.0.9", "nat.services[0].address: "},
 		{"service port", "port: 80,", "port: 0,", "nat.services[0].port: "},
+		{"admission", "admit: exports", "admit: some", "nat.admit: \"some\" is not one of all, exports"},
+		{"export of a host", "cidr: 10.70.0.9/32", "cidr: 10.70.0.9", "nat.exports[0].cidr: "},
+		{"export outside", "cidr: 10.70.0.9/32", "cidr: 10.72.0.9/32",
+			"nat.exports[0].cidr: 10.72.0.9/32 is in no CIDR of network.local"},
+		{"port of ICMP", "protocol: icmp}", "protocol: icmp, port: 7}", "nat.exports[1].port: icmp has no ports"},
+		{"ICMP of the other family", "protocol: icmp}", "protocol: icmpv6}",
+			"nat.exports[1].protocol: icmpv6, but cidr is of the other family; write icmp"},
+		{"export twice", "{cidr: 10.70.0.128/25, protocol: icmp}", "{cidr: 10.70.0.9/32, port: 9090}",
+			"nat.exports[1].cidr: the same as nat.exports[0]"},
 		{"PROXY protocol of UDP", "port: 80, backends", "port: 80, protocol: udp, proxyProtocol: v2, backends",
 			"nat.services[0].proxyProtocol: v2 needs protocol: tcp"},
 		{"PROXY protocol, version 1", "via: rome-2}", "via: rome-2, proxyProtocol: v1}",
@@ -349,7 +371,7 @@ func TestValueMayLack(t *testing.T) {
 		"geneve.nodes":            func(c *Config) { c.Geneve.Nodes, c.Addresses = nil, nil }, // which need one
 		"network.remote.podCIDRs": func(c *Config) { c.Remote = nil },
 		"network.local.podCIDRs": func(c *Config) {
-			c.Local, c.UnknownSource, c.Addresses, c.Services = LocalNetwork{}, rules.Pair{}, nil, nil
+			c.Local, c.UnknownSource, c.Addresses, c.Services, c.Exports = LocalNetwork{}, rules.Pair{}, nil, nil, nil
 			c.Geneve.Nodes = slices.Clone(c.Geneve.Nodes)
 			for i := range c.Geneve.Nodes {
 				c.Geneve.Nodes[i].PodCIDRs = nil

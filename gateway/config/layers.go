@@ -89,6 +89,9 @@ func (c *Config) NAT(links Links, maxConnections int) *nat.Config {
 		UnknownSource:      c.UnknownSource,
 		Rules:              c.Rules,
 	}
+	if c.Admit == AdmitExports {
+		nc.Admit = notNil(c.Exports)
+	}
 	if nc.MaxConnections == 0 {
 		nc.MaxConnections = maxConnections
 	}
@@ -142,46 +145,95 @@ func (s *Service) nat(links Links) (all []rules.Service) {
 	return all
 }
 
-// Amended returns the arguments for Reroute and Amend of a nat.Engine if c differs from old, whose
-// links are given, only in the PodCIDRs of some nodes and in the backends, all of them pods, of
-// some services. It returns false if more differs, or if something is wrong that Validate must
-// report. Another order of nodes or services counts as more.
-func (c *Config) Amended(old *Config, links Links) (routes map[nat.Link][]netip.Prefix, services []rules.Service,
-	alone bool) {
+// An Amendment has what changes at the pace of pods: the arguments for Reroute, Amend and Admit of
+// a nat.Engine.
+type Amendment struct {
+	Routes           map[nat.Link][]netip.Prefix
+	Services         []rules.Service
+	Withdrawn, Added []rules.Endpoint
+}
+
+// Empty reports whether m changes nothing.
+func (m *Amendment) Empty() bool {
+	return len(m.Routes)+len(m.Services)+len(m.Withdrawn)+len(m.Added) == 0
+}
+
+// Amended returns an Amendment if c differs from old, whose links are given, only in the PodCIDRs
+// of some nodes, in the backends, all of them pods, of some services, and in exports of pods. It
+// returns false if more differs, or if something is wrong that Validate must report. Another order
+// of nodes or services counts as more.
+func (c *Config) Amended(old *Config, links Links) (m Amendment, alone bool) {
 	a, b := *c, *old
 	a.Geneve.Nodes, b.Geneve.Nodes, a.Services, b.Services = nil, nil, nil, nil
+	a.Exports, b.Exports = nil, nil
 	if len(c.Geneve.Nodes) != len(old.Geneve.Nodes) || len(c.Services) != len(old.Services) ||
 		!reflect.DeepEqual(&a, &b) {
-		return nil, nil, false
+		return m, false
 	}
-	routes = map[nat.Link][]netip.Prefix{}
+	m.Withdrawn, m.Added = differ(old.Exports, c.Exports)
+	for i := range m.Added {
+		if !c.Local.hasPods(m.Added[i].Prefix) {
+			return m, false
+		}
+	}
+	if len(m.Withdrawn)+len(m.Added) > 0 && c.Admit != AdmitExports {
+		return m, false
+	}
+	m.Routes = map[nat.Link][]netip.Prefix{}
 	for i := range c.Geneve.Nodes {
 		n, was := c.Geneve.Nodes[i], old.Geneve.Nodes[i]
 		if !slices.Equal(n.PodCIDRs, was.PodCIDRs) {
 			if slices.ContainsFunc(n.PodCIDRs, func(p netip.Prefix) bool { return !c.Local.hasPods(p) }) {
-				return nil, nil, false
+				return m, false
 			}
-			routes[links.ByName[n.Name]] = n.routes()
+			m.Routes[links.ByName[n.Name]] = n.routes()
 		}
 		n.PodCIDRs, was.PodCIDRs = nil, nil
 		if !reflect.DeepEqual(&n, &was) {
-			return nil, nil, false
+			return m, false
 		}
 	}
 	for i := range c.Services {
 		s, was := c.Services[i], old.Services[i]
 		if !slices.Equal(s.Backends, was.Backends) {
 			if !c.ofPods(&s) {
-				return nil, nil, false
+				return m, false
 			}
-			services = append(services, s.nat(links)...)
+			m.Services = append(m.Services, s.nat(links)...)
 		}
 		s.Backends, was.Backends = nil, nil
 		if !reflect.DeepEqual(&s, &was) {
-			return nil, nil, false
+			return m, false
 		}
 	}
-	return routes, services, true
+	return m, true
+}
+
+// differ returns what is only in was, and what is only in is. Neither has an element twice. Where
+// they agree at both ends, as sorted lists do after a small change, that costs next to nothing.
+func differ[T comparable](was, is []T) (gone, added []T) {
+	for len(was) > 0 && len(is) > 0 && was[0] == is[0] {
+		was, is = was[1:], is[1:]
+	}
+	for len(was) > 0 && len(is) > 0 && was[len(was)-1] == is[len(is)-1] {
+		was, is = was[:len(was)-1], is[:len(is)-1]
+	}
+	there := make(map[T]bool, len(was))
+	for _, x := range was {
+		there[x] = true
+	}
+	for _, x := range is {
+		if !there[x] {
+			added = append(added, x)
+		}
+		delete(there, x)
+	}
+	for _, x := range was {
+		if there[x] {
+			gone = append(gone, x)
+		}
+	}
+	return gone, added
 }
 
 // ofPods reports whether a service has no backends, or only pods, with one in each family of which
@@ -207,9 +259,9 @@ func (n *LocalNetwork) hasPods(p netip.Prefix) bool {
 }
 
 // notNil keeps an empty list distinct from nil.
-func notNil(all []netip.Prefix) []netip.Prefix {
+func notNil[T any](all []T) []T {
 	if all == nil {
-		return []netip.Prefix{}
+		return []T{}
 	}
 	return all
 }

@@ -2,6 +2,8 @@ package config
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"culvert/nat"
@@ -53,4 +55,24 @@ func TestPorts(t *testing.T) {
 		}
 	}
 	distinct(next.Assign(named(0, 200)), 200)
+}
+
+// TestDiffer: what a list loses and gains, wherever that is in it.
+func TestDiffer(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	some := func() []int { return r.Perm(12)[:r.IntN(12)] }
+	for range 2000 {
+		was, is := some(), some()
+		if r.IntN(2) == 0 {
+			slices.Sort(was)
+			slices.Sort(is)
+		}
+		gone, added := differ(was, is)
+		for n := range 12 {
+			in := func(list []int) bool { return slices.Contains(list, n) }
+			if in(gone) != (in(was) && !in(is)) || in(added) != (in(is) && !in(was)) {
+				t.Fatalf("from %v to %v: %v gone, %v added", was, is, gone, added)
+			}
+		}
+	}
 }

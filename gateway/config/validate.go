@@ -18,7 +18,7 @@ import (
 // Caps of the lists in a configuration. They keep the total of all rules below the cap of nat.
 const (
 	maxNodes    = 32768 // nat.Link has more numbers than that
-	maxMappings = 65536 // of nat.addresses, and of nat.services
+	maxMappings = 65536 // of nat.addresses, of nat.services, and of nat.exports
 	maxRemotes  = 65536
 	maxRules    = 1 << 19 // after each combination of src, dst and ports has become a rule
 )
@@ -87,6 +87,7 @@ func (c *Config) validate(e *configfile.Errors) {
 	if tooMany(e, "geneve.nodes", len(c.Geneve.Nodes), maxNodes) ||
 		tooMany(e, "network.remote", len(c.Remote), maxRemotes) ||
 		tooMany(e, "nat.addresses", len(c.Addresses), maxMappings) ||
+		tooMany(e, "nat.exports", len(c.Exports), maxMappings) ||
 		tooMany(e, "nat.services", len(c.Services), maxMappings) {
 		return
 	}
@@ -98,6 +99,7 @@ func (c *Config) validate(e *configfile.Errors) {
 	c.validateFamilies(e)
 	c.validateNodes(e)
 	c.validateNAT(e, &external)
+	c.validateExports(e, &external)
 	c.validateRules(e)
 	c.validateIPAM(e)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gaissmai/bart"
 
 	"culvert/gateway/configfile"
+	"culvert/nat/rules"
 )
 
 // A natCheck has what the checks of mappings and of services share.
@@ -122,4 +123,28 @@ func (x *natCheck) once(of map[netip.Addr]string, path string, a netip.Addr) {
 		return
 	}
 	of[a] = path
+}
+func (c *Config) validateExports(e *configfile.Errors, external *bart.Lite) {
+	seen := make(map[rules.Endpoint]int, len(c.Exports))
+	for i, x := range c.Exports {
+		at := fmt.Sprintf("nat.exports[%d].", i)
+		if !x.Prefix.IsValid() || e.Bad(at+"protocol") || e.Bad(at+"port") {
+			continue // reported before
+		}
+		if !external.LookupPrefix(x.Prefix) && !c.Local.hasPods(x.Prefix) {
+			e.Add(at+"cidr", "%s is in no CIDR of network.local, so the peer cannot reach it; correct one of them",
+				x.Prefix)
+		}
+		family, ofICMP := icmpFamily[x.Protocol]
+		switch {
+		case ofICMP && x.Port != 0:
+			e.Add(at+"port", "%s has no ports; leave port out", family.name)
+		case ofICMP && familiesOf([]netip.Prefix{x.Prefix}) != family.bit:
+			e.Add(at+"protocol", "%s, but cidr is of the other family; write %s", family.name, family.other)
+		}
+		if j, ok := seen[x]; ok {
+			e.Add(at+"cidr", "the same as nat.exports[%d]; leave one of them out", j)
+		}
+		seen[x] = i
+	}
 }

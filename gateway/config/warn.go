@@ -93,6 +93,9 @@ func (c *Config) warnNAT(e *configfile.Errors) {
 			}
 		}
 	}
+	if len(c.Exports) > 0 && c.Admit == AdmitAll {
+		e.Warn("nat.exports", "they change nothing without nat.admit: exports; add it, or leave them out")
+	}
 	for i, r := range c.Rules {
 		for name, list := range map[string][]netip.Prefix{"src": r.Source, "dst": r.Destination} {
 			for k, p := range list {

@@ -31,6 +31,7 @@ func TestWarnings(t *testing.T) {
 		{"rule about a remap", "from: remote,", "src: [10.61.3.0/24],",
 			"rules[0].src[0]: 10.61.3.0/24 is a remapped CIDR, which rules never see; write the CIDR that the peer itself uses"},
 		{"rule about the peer", "from: remote,", "src: [10.0.3.0/24],", ""},
+		{"exports that change nothing", "admit: exports", "admit: all", "nat.exports: they change nothing"},
 		{"loopback endpoint", "192.0.2.7:51840", "127.0.0.1:51840", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -22,14 +22,21 @@ type Status struct {
 	Tunnel        Tunnel            `json:"tunnel"`
 	Nodes         []Node            `json:"nodes"`
 	Table         Table             `json:"table"`
-	Outbound      Traffic           `json:"outbound"` // to the peer
-	Inbound       Traffic           `json:"inbound"`  // from the peer
-	Refused       []Refusal         `json:"refused"`  // most recent examples, newest first
+	Admission     *Admission        `json:"admission,omitempty"` // absent: the peer may open all connections
+	Outbound      Traffic           `json:"outbound"`            // to the peer
+	Inbound       Traffic           `json:"inbound"`             // from the peer
+	Refused       []Refusal         `json:"refused"`             // most recent examples, newest first
 	Sockets       map[string]Socket `json:"sockets"`
 	Memory        Memory            `json:"memory"`
 	// The configuration file, and the SHA-256 of its text as read; absent without a file.
 	ConfigFile string `json:"configFile,omitempty"`
 	ConfigSum  string `json:"configSHA256,omitempty"`
+}
+
+// Admission is what the peer may open connections to.
+type Admission struct {
+	Exports  int `json:"exports"`
+	Services int `json:"services"`
 }
 
 // Version identifies a build of culvert.

@@ -163,6 +163,9 @@ var (
 	ToNode = cause("to-node", Warning,
 		"{count} packets of the peer to {destination} dropped as to-node: it is a node's own address",
 		"give the node an address in nat.addresses or nat.services if the peer is to reach it, or let the sender stop")
+	NotAdmitted = cause("not-admitted", Note,
+		"{count} packets of the peer to {destination} dropped as not-admitted: it is not exported",
+		"add it to nat.exports if the peer is to reach it, or let the sender stop")
 	RuleDrops = cause("rule-drops", Note,
 		"rule {rule} refuses packets of {of}, the last from {source} to {destination} ({reason}, {count})",
 		"change rules if that is not meant")

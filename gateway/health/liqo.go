@@ -68,6 +68,7 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 	NowhereLocal: {"{count} packets of the peer to {destination} dropped as no-route: it is in no CIDR of the local cluster",
 		"compare the Configurations of both clusters"},
 	StandsForNothing: {"", "make a resource IP for it, or let the sender stop"},
+	NotAdmitted:      {"", "let the sender stop"},
 	NoBackend:        {"", "give its rule an address to go to"},
 	TableFull: {"",
 		"raise the memory limit in culvert's template, or find who opens so many (culvert connections)"},

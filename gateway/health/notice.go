@@ -169,6 +169,8 @@ func (d *Drop) cause() *Cause {
 		return StandsForNothing
 	case "to-node":
 		return ToNode
+	case "not-admitted":
+		return pick(NotAdmitted, nil) // a server here cannot know that its client is shut out
 	case "filtered", "rejected":
 		if d.Rule != "" {
 			return RuleDrops

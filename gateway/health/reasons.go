@@ -53,6 +53,8 @@ var reasons = map[string]reason{
 	"rejected": {"A rule rejects it, and the sender has been told.",
 		"culvert rules shows which; change it if that is not meant"},
 	"mid-stream": {"TCP in mid-stream of a connection that the gateway does not know, to a server that gets a PROXY protocol header; its sender has been reset.", "nothing after a restart without a state folder (state); else let applications keep connections alive"},
+	"not-admitted": {"The peer may not open this connection, because this cluster does not export its destination; or it was open when the export ended.",
+		"add the destination to nat.exports if the peer is to reach it, or let the sender stop"},
 	"no-backend": {"Its service has no backend.", "give the service in nat.services a backend"},
 
 	// The gateway's own addresses.
@@ -142,6 +144,7 @@ var liqoReasons = map[string]reason{
 	"table-full":     {"", "raise the memory limit in culvert's template"},
 	"mid-stream": {"",
 		"nothing after a restart without --state in culvert's template; else let applications keep connections alive"},
+	"not-admitted":     {"", "let the sender stop"},
 	"no-backend":       {"", "give its rule an address to go to"},
 	"bad-check":        {"", "compare the versions of both gateways: they check each other as Liqo does"},
 	"unknown-node":     {"", "a new node gets a GeneveTunnel; else keep it out by a NetworkPolicy"},

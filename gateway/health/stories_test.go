@@ -543,6 +543,11 @@ var stories = []struct {
 	{"an address that stands for nothing", 60, drops(Drop{Reason: "no-mapping", Inbound: true, Source: far,
 		Destination: pod}, 1, 2),
 		[]string{"2 warning peer milan: 12 packets of the peer to 10.0.1.5 dropped as no-mapping"}},
+	{"a destination that is not exported", 60, drops(Drop{Reason: "not-admitted", Inbound: true, Source: far,
+		Destination: pod}, 1, 2),
+		[]string{"2 info peer milan: 12 packets of the peer to 10.0.1.5 dropped as not-admitted: it is not exported"}},
+	{"a server that goes on", 60, drops(Drop{Reason: "not-admitted", Node: "rome-1", Source: pod, Destination: far}, 1,
+		2), nil},
 	{"a rule", 60, drops(Drop{Reason: "filtered", Node: "rome-1", Source: pod, Destination: far, Rule: "no-ping"}, 1,
 		2), []string{
 		"2 info node rome-1: rule no-ping refuses packets of rome-1, the last from 10.0.1.5 to 10.61.1.5 (filtered, 12)"}},

@@ -53,6 +53,9 @@ func (src *Source) Status() control.Status {
 	if c.File != (config.File{}) {
 		st.ConfigFile, st.ConfigSum = c.File.Path, hex.EncodeToString(c.File.Sum[:])
 	}
+	if c.Admit == config.AdmitExports {
+		st.Admission = &control.Admission{Exports: len(c.Exports), Services: len(c.Services)}
+	}
 	if src.Teacher != nil {
 		r := src.Teacher.Resources()
 		st.Resources = &r

@@ -309,6 +309,9 @@ func (src *Source) traceNearest(steps *tracer, r nat.Reason) {
 	switch r {
 	case nat.ReasonNoRoute:
 		src.nearestRoute(steps)
+	case nat.ReasonNotAdmitted:
+		src.nearestExports(steps)
+		fallthrough
 	case nat.ReasonNoMapping:
 		destination := steps.trace.Packet.Destination
 		for key, service := range steps.names.services {
@@ -317,6 +320,22 @@ func (src *Source) traceNearest(steps *tracer, r nat.Reason) {
 					Detail: fmt.Sprintf("only for protocol %s, dport %d",
 						control.ProtocolName(key.protocol), key.port)})
 			}
+		}
+	}
+}
+
+// maxNearest limits the exports in a trace.
+const maxNearest = 5
+
+// nearestExports adds exports of the packet's destination with another protocol or port.
+func (src *Source) nearestExports(steps *tracer) {
+	n := 0
+	all := steps.names.config.Exports
+	for i := range all {
+		if x := &all[i]; n < maxNearest && x.Prefix.Contains(steps.trace.Packet.Destination) {
+			n++
+			steps.add(control.TraceStep{Kind: rules.StepNearest.String(), Name: config.ExportName(x),
+				Detail: "another protocol or port", Field: fmt.Sprintf("nat.exports[%d]", i)})
 		}
 	}
 }

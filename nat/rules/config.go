@@ -32,6 +32,9 @@ type Config struct {
 	Services  []Service
 	// Rules are the forward filter: the first match decides, the default is accept.
 	Rules []FilterRule
+	// Admit, if not nil, is what others may open connections to, besides Services. They may then
+	// send nothing else but answers, and errors about connections.
+	Admit []Endpoint `json:",omitzero"`
 	// Firewall and Routing, if not nil, replace the tables that the fields above would generate. If
 	// all tables are to be Put, both are empty.
 	Firewall []Table

@@ -10,12 +10,14 @@ import (
 // A Draft holds uncommitted puts and deletes. The drafts of one Set have different keys.
 type Draft struct {
 	set     *Set
-	network *network     // nil: unchanged
-	changes []keyChange  // in the order of their first Put or Delete, which is fastest to traverse in memory
-	at      map[Key]int  // index in changes
-	claims  map[any]*Key // nil: released
-	rules   int          // by how many their number grows
-	room    mappingRoom  // for the resource being compiled
+	network *network // nil: unchanged
+	// readmitted are the Endpoints that Admit changes.
+	readmitted []Endpoint
+	changes    []keyChange  // in the order of their first Put or Delete, which is fastest to traverse in memory
+	at         map[Key]int  // index in changes
+	claims     map[any]*Key // nil: released
+	rules      int          // by how many their number grows
+	room       mappingRoom  // for the resource being compiled
 }
 
 // A keyChange is the change of one key.

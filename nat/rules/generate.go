@@ -145,6 +145,9 @@ func (c *Config) network() network {
 	if len(c.Nodes) > 0 {
 		n.first = c.Nodes[0].Link
 	}
+	if c.Admit != nil && c.Host == nil {
+		n.admission = newAdmission(c.Admit)
+	}
 	return n
 }
 

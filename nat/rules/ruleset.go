@@ -59,6 +59,7 @@ type network struct {
 	generated bool
 	host      *hostFacts // nil for a gateway
 	first     Link       // the node by which hosts outside the cluster are reached by default
+	admission *admission // what others may open connections to; nil: everything
 }
 
 // A chain is a compiled Chain. Its rules follow those of all earlier chains.

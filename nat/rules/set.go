@@ -42,8 +42,11 @@ func (s *Set) Commit(d *Draft) (*Ruleset, *Affected) {
 		if n.gateway != next.gateway || n.generated != next.generated || n.host != next.host {
 			a.All = true
 		}
-		a.link(n.first)
-		a.link(next.first) // connections without a route are revalidated anyway
+		if n.first != next.first {
+			a.link(n.first)
+			a.link(next.first) // connections without a route are revalidated anyway
+		}
+		d.concernAdmission(a, n.admission, next.admission)
 		next.network = *n
 	}
 	c := changes{links: map[Link]*linkFacts{}, services: map[serviceAddress]**Balancer{}, routing: policyChanges{}}

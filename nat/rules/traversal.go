@@ -61,6 +61,9 @@ const (
 	UnknownSource          // the remote cluster could not answer it, and there is no other source
 	NoLocalBackend         // its service has no backend on this node
 	Unserved               // it is for an address of services or of the node itself, without a service
+	// NotAdmitted is never the result of a Traversal, but may replace one: nothing is exported at
+	// the destination.
+	NotAdmitted
 )
 
 // Start begins with the first packet of a connection with tuple from. Without a packet, rules see a

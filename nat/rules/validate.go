@@ -99,6 +99,7 @@ func (c *Config) Validate() error {
 	c.validateUnknownSource(k)
 	c.validateMappings(k)
 	c.validateRules(k)
+	c.validateAdmit(k)
 	return errors.Join(k.faults...)
 }
 
