@@ -16,13 +16,13 @@ var words = set(`
 	preemptionPolicy priorityClassName protocol qosClass reason refused refusedReply remedy restartPolicy revision
 	role schedulerName sessionAffinity stage state status terminationMessagePolicy text time topologyKey tunnel
 	type uses verb version waiting was what whenUnsatisfiable why
-	add drop fieldPath medium podsFrom recursiveReadOnly scheme
+	add admit drop fieldPath medium podsFrom recursiveReadOnly scheme
 	buildDate compiler gitCommit gitTreeState gitVersion goVersion major minor`)
 
 // enums are those of them that have one of a few words, which stays even if somebody has that name.
 var (
 	enums = set(`
-	apiVersion architecture cause copyReason direction dnsPolicy effect encap event externalTrafficPolicy family
+	admit apiVersion architecture cause copyReason direction dnsPolicy effect encap event externalTrafficPolicy family
 	imagePullPolicy internalTrafficPolicy ipFamilies ipFamilyPolicy kind level listener mode narrow operatingSystem
 	operator phase podsFrom policyTypes preemptionPolicy protocol qosClass reason restartPolicy role scheme
 	sessionAffinity stage state status terminationMessagePolicy type verb`)

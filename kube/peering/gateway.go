@@ -496,7 +496,7 @@ func (d *Plan) Config(base *config.Config) *config.Config {
 		c.Local.ExternalCIDRs = []netip.Prefix{p.External}
 		c.UnknownSource = rules.PairOf(p.UnknownSource())
 	}
-	c.Remote = p.Remote
+	c.Remote, c.Admit = p.Remote, p.Admit
 	return &c
 }
 

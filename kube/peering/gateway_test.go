@@ -74,6 +74,7 @@ func TestBadPeering(t *testing.T) {
 		{"mtu: 1400", "mtu: 100", "spec.mtu: 100 is out of range"},
 		{"mtu: 1400", "mtu: {}", "spec.mtu: a object, where a number belongs"},
 		{"mtu: 1400", "podsFrom: Calico", `spec.podsFrom: "Calico" is neither Nodes nor Pods`},
+		{"mtu: 1400", "admit: Some", `spec.admit: "Some" is neither All nor Exports`},
 		{"10.80.0.0/24", "10.80.0.0/31", "spec.internalCIDR: 10.80.0.0/31 has no room"},
 		{"10.80.0.0/24", "fd00::/64", `spec.internalCIDR: "fd00::/64" is no IPv4 CIDR`},
 		{"10.80.0.0/24", "10.80.0.1/24",

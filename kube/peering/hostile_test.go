@@ -81,6 +81,60 @@ func TestPeerThatLies(t *testing.T) {
 	}
 }
 
+// TestAdmission: with admit: Exports, a peer reaches the ports of exported Services and nothing
+// else, and admission follows the Peering and the exports.
+func TestAdmission(t *testing.T) {
+	g := rome(t)
+	exportWith(t, g, "web")
+	endpointsOf(t, g, "web", map[string]bool{"10.244.1.5": true})
+	store(g, g.Plan())
+	var e *nat.Engine
+	reached := func(to string, port uint16) (reasons [2]nat.Reason) {
+		t.Helper()
+		d := g.Plan()
+		c := d.Config(d.Peering.Base(base()))
+		nc := c.NAT(config.Links{}.Assign(c.Geneve.Nodes), 0)
+		var err error
+		if e == nil {
+			e, err = nat.New([16]byte{1}, nc)
+		} else {
+			err = e.Apply(nc)
+		}
+		need.NoError(t, err)
+		for i, body := range []nattest.Body{nattest.TCP{SourcePort: 9, DestinationPort: port, Flags: nattest.SYN},
+			nattest.UDP{SourcePort: 9, DestinationPort: port}} {
+			var in packet.Packet
+			in.Parse(nattest.IP{Source: "10.244.7.7", Destination: to, TTL: 9, Body: body}.Bytes())
+			reasons[i] = e.Process(&in, nat.Tunnel, 1).Reason
+		}
+		return reasons
+	}
+	at := g.peering.Status.Exports[0].Address
+	port := g.Plan().Services[0].Port
+	no, both := nat.ReasonNotAdmitted, [2]nat.Reason{nat.ReasonNotAdmitted, nat.ReasonNotAdmitted}
+	if got := reached("10.244.2.9", 53); got != [2]nat.Reason{} {
+		t.Errorf("without admission, a pod: %v", got)
+	}
+	p := readIn(t, "mtu: 1400", "admit: Exports")
+	p.Status = g.peering.Status
+	g.put(p)
+	if got := reached("10.244.2.9", 53); got != both {
+		t.Errorf("a pod: %v", got)
+	}
+	if got := reached(at, port); got != [2]nat.Reason{nat.ReasonNone, no} {
+		t.Errorf("the Service: %v", got)
+	}
+	if got := reached("10.244.1.5", port); got != both {
+		t.Errorf("its endpoint: %v", got)
+	}
+	for key := range g.exported {
+		delete(g.exported, key)
+	}
+	if got := reached(at, port); got != both {
+		t.Errorf("the Service without its export: %v", got)
+	}
+}
+
 // TestNodeLiesAboutItself: a node chooses its own addresses and those of its pods. With one that no
 // host has as the endpoint of an exported Service, the gateway obeys everything else.
 func TestNodeLiesAboutItself(t *testing.T) {

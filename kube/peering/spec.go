@@ -52,6 +52,7 @@ type Spec struct {
 	Local        SpecLocal  `json:"local"`
 	Remote       SpecRemote `json:"remote,omitzero"`   // missing until the peer has sent it, like PublicKey
 	Imports      string     `json:"imports,omitempty"` // a namespace
+	Admit        string     `json:"admit,omitempty"`   // All, as without it, or Exports
 }
 
 // SpecLocal is what the peer may know about this cluster.
@@ -135,6 +136,7 @@ type Peering struct {
 	Pods          []netip.Prefix // of this cluster
 	External      netip.Prefix   // invalid: none
 	Remote        []rules.RemoteCIDR
+	Admit         config.Admit
 	Imports       string // namespace for the peer's exported Services; "": they are not imported
 }
 
@@ -206,6 +208,13 @@ func (p *Peering) read(s *Spec) {
 		p.FollowPods = true
 	default:
 		p.add("spec.podsFrom", "%q is neither Nodes nor Pods", s.PodsFrom)
+	}
+	switch s.Admit {
+	case "", "All":
+	case "Exports":
+		p.Admit = config.AdmitExports
+	default:
+		p.add("spec.admit", "%q is neither All nor Exports", s.Admit)
 	}
 	p.Internal = p.prefix("spec.internalCIDR", s.InternalCIDR)
 	if p.Internal.IsValid() && p.Internal.Bits() > 30 {

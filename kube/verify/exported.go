@@ -11,6 +11,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"culvert/gateway/config"
 	"culvert/kube/peering"
 	"culvert/kube/verify/probe"
 )
@@ -130,6 +131,10 @@ func (j *judge) services(a, b *Side) {
 		case p.host != "":
 			j.wrong(p.from.name(), "%s: %s, although its address answers: see what the cluster's DNS says",
 				p.name(), p.Error)
+		case p.to.Peering.Admit == config.AdmitExports:
+			j.wrong(p.from.name(), "%s: %s: see what its gateway drops, and why: %s", p.name(), p.Error,
+				p.to.kubectl("-n %s exec deploy/culvert-%s -- culvert status", peering.GatewayNamespace,
+					p.to.Peering.Metadata.Name))
 		default:
 			j.wrong(p.from.name(),
 				"%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s",

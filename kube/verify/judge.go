@@ -21,9 +21,20 @@ const (
 // Judge returns what is wrong between two clusters: first what they say themselves, then what only
 // the pods have found. It marks the paths. It reports each cause once.
 func Judge(a, b *Side, paths []Path) []Finding {
-	j := &judge{paths: paths, blamed: map[string]bool{}}
+	j := &judge{blamed: map[string]bool{}}
+	passes := map[*Side][]string{}
 	for i := range paths {
-		paths[i].judge()
+		p := &paths[i]
+		switch {
+		case !p.shut():
+			p.judge()
+			j.paths = append(j.paths, *p)
+		case p.Error == "":
+			p.Faults = append(p.Faults, "passes, and is not exported")
+			passes[p.to] = append(passes[p.to], p.name())
+		default:
+			p.Error = notAdmitted
+		}
 	}
 	down, unsteady := false, false
 	for _, s := range [][2]*Side{{a, b}, {b, a}} {
@@ -31,6 +42,7 @@ func Judge(a, b *Side, paths []Path) []Finding {
 		down = j.gateway(s[0]) || down
 		unsteady = j.displaced(s[0]) || unsteady
 		j.agreed(s[0], s[1])
+		j.admission(s[0], passes[s[0]])
 	}
 	if !down {
 		j.between(a, b)
@@ -52,7 +64,7 @@ func Judge(a, b *Side, paths []Path) []Finding {
 
 type judge struct {
 	all    []Finding
-	paths  []Path
+	paths  []Path          // without those that admission shuts
 	apart  bool            // the clusters are not connected, whatever the nodes do
 	blamed map[string]bool // cluster/node of nodes with a known fault
 }

@@ -12,6 +12,25 @@ import (
 	"culvert/kube/verify/probe"
 )
 
+// shut reports whether the far end's gateway keeps the path shut: a pod is no export.
+func (p *Path) shut() bool {
+	return (p.Kind == KindPods || p.Kind == KindNodePort) && p.to.Peering.Admit == config.AdmitExports
+}
+
+// notAdmitted stands for the answer on a path that is shut.
+const notAdmitted = "not admitted"
+
+// admission judges what passes on paths that should be shut.
+func (j *judge) admission(s *Side, passes []string) {
+	if len(passes) > 0 {
+		name := s.Peering.Metadata.Name
+		j.wrong(s.name(),
+			"packets reach pods that are not exported (%s), although spec.admit of Peering %s is Exports: see whether culvert status there "+
+				"says what is admitted, and else upgrade the gateway: %s", firstOf(passes), name,
+			s.kubectl("-n %s exec deploy/culvert-%s -- culvert status", peering.GatewayNamespace, name))
+	}
+}
+
 // inside judges paths that do not leave their cluster.
 func (j *judge) inside() {
 	said := map[string]bool{}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert/gateway/config"
 	"culvert/integration/need"
 	"culvert/kube/peering"
 	"culvert/kube/verify/probe"
@@ -90,6 +91,18 @@ func TestFaults(t *testing.T) {
 		},
 			[]string{
 				"milan: packets of pods on nodes milan-1 and milan-2 leave with the node's address: rome sees 10.71.0.0*. The kernel refuses nftables*"}},
+		{"admission", func(w *world) {
+			w.rome.Peerings[0].Admit = config.AdmitExports
+			w.spoil = func(p *Path) {
+				if p.Kind == KindPods && strings.HasPrefix(p.To, "rome/") ||
+					p.Kind == KindNodePort && strings.HasPrefix(p.From, "milan/") {
+					p.Error = "connect: no route to host"
+				}
+			}
+		}, nil},
+		{"admission by an older gateway", func(w *world) { w.rome.Peerings[0].Admit = config.AdmitExports },
+			[]string{
+				"rome: packets reach pods that are not exported (milan/milan-1 to rome/rome-2 and 2 more), although spec.admit of Peering milan is Exports: *"}},
 		{"wrong VNI", func(w *world) {
 			w.rome.set("NodesReady", "NodesMissing", "node rome-2: rome-2 (192.0.2.2) sends VNI 9, configured 2")
 			w.spoil = func(p *Path) {

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"culvert/gateway/config"
 	"culvert/integration/need"
 	"culvert/kube/peering"
 	"culvert/kube/verify/probe"
@@ -113,6 +114,26 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 			"rome: rome/rome-2 to milan/milan-1 Service: no answer, although pods reach each other: see what kube-proxy*", "", "", func(w *world) {
 				w.spoil = func(p *Path) {
 					if p.Kind == KindService {
+						p.Error = "no answer"
+					}
+				}
+			}},
+		{"admission", "– rome/rome-1 milan/milan-1 not admitted – – – –", "",
+			"milan: spec.imports of Peering rome names no namespace*", "", func(w *world) {
+				w.milan.Peerings[0].Admit = config.AdmitExports
+				w.spoil = func(p *Path) {
+					if p.Kind == KindPods && strings.HasPrefix(p.To, "milan/") ||
+						p.Kind == KindNodePort && strings.HasPrefix(p.From, "rome/") {
+						p.Error = "connect: no route to host"
+					}
+				}
+			}},
+		{"an export that is not admitted", "wrong rome/rome-2 milan/milan-1 Service no answer",
+			"rome: rome/rome-2 to milan/milan-1 Service: no answer: see what its gateway drops, and why: kubectl --context milan*", "", "", func(w *world) {
+				w.milan.Peerings[0].Admit = config.AdmitExports
+				w.spoil = func(p *Path) {
+					if p.Kind == KindService || p.Kind == KindPods && strings.HasPrefix(p.To, "milan/") ||
+						p.Kind == KindNodePort && strings.HasPrefix(p.From, "rome/") {
 						p.Error = "no answer"
 					}
 				}
