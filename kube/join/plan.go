@@ -75,6 +75,15 @@ func (p *Plan) look(ctx context.Context) error {
 		})
 	}
 	tasks.Wait()
+	if err := p.reached(ctx, sites, errs); err != nil {
+		return err
+	}
+	p.Names = p.request.names(p.Sites)
+	return p.request.distinct(p.Sites, p.Names)
+}
+
+// reached takes the clusters that were surveyed, and returns an error if they are too few.
+func (p *Plan) reached(ctx context.Context, sites []*Site, errs []error) error {
 	for i, s := range sites {
 		if errs[i] != nil {
 			p.Absent = append(p.Absent, errs[i])
@@ -82,11 +91,10 @@ func (p *Plan) look(ctx context.Context) error {
 			p.Sites = append(p.Sites, s)
 		}
 	}
-	if len(p.Absent) > 0 && len(contexts) == 2 || len(p.Sites) < 2 || ctx.Err() != nil {
+	if len(p.Absent) > 0 && len(sites) == 2 || len(p.Sites) < 2 || ctx.Err() != nil {
 		return errors.Join(append(slices.Clip(p.Absent), ctx.Err())...)
 	}
-	p.Names = p.request.names(p.Sites)
-	return p.request.distinct(p.Sites, p.Names)
+	return nil
 }
 
 // site surveys the cluster of a context.

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,6 +15,34 @@ import (
 	"culvert/kube/deploy"
 	"culvert/kube/peering"
 )
+
+// TestReached: of two clusters both are needed, and of more any two. Nobody goes on after an
+// interruption, even if all clusters have answered before.
+func TestReached(t *testing.T) {
+	interrupted, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	for _, c := range []struct {
+		ctx    context.Context
+		absent string // a character for each cluster
+		want   string
+	}{
+		{t.Context(), "..", "<nil>"}, {t.Context(), ".x", "1: no"}, {t.Context(), "x..", "<nil>"},
+		{t.Context(), "x.x", "0: no\n2: no"}, {interrupted, "..", "context canceled"},
+	} {
+		p := &Plan{}
+		sites, errs := make([]*Site, len(c.absent)), make([]error, len(c.absent))
+		for i, r := range c.absent {
+			if sites[i] = (&Site{}); r == 'x' {
+				errs[i] = fmt.Errorf("%d: no", i)
+			}
+		}
+		err := p.reached(c.ctx, sites, errs)
+		if n := strings.Count(c.absent, "x"); fmt.Sprint(err) != c.want || len(p.Absent) != n ||
+			len(p.Sites) != len(sites)-n {
+			t.Errorf("%s: %v, %d absent, %d reached; want %s", c.absent, err, len(p.Absent), len(p.Sites), c.want)
+		}
+	}
+}
 
 // TestPairsOf: pairs are all, or those that are named, each once. What names no pair, or two, is
 // refused.
