@@ -66,7 +66,8 @@ var faults = []Fault{{
 	Cause: "both gateways are clients", Remedy: "wireguard of milan: role server, without an endpoint",
 	Symptom: Unmeasured, files: edit("milan/gateway", "wireguard.role", "client", "wireguard.endpoint",
 		"192.0.2.1:51840"),
-	Named: rome("same-role", "the peer uses our tunnel address 169.254.18.2: it has the role client, too"),
+	Named: rome("same-role", "the peer uses our tunnel address 169.254.18.2: it has the role client, too",
+		"same-role"),
 }, {
 	Name: "peer-off", Does: "milan's gateway does not run",
 	Cause: "peer is not running", Remedy: "start milan's gateway",
