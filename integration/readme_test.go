@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"culvert/integration/need"
 )
@@ -169,12 +170,16 @@ func TestReadmeGeneve(t *testing.T) {
 					nodes++
 				}
 			}
-			g.sh("cd "+dir,
-				fmt.Sprintf("n=0; until [ $(grep -l 'the gateway answers\"' *.log | wc -l) = %d ]; do n=$((n+1)); [ $n -lt 200 ] || { cat *.log; exit 1; }; sleep 0.2; done", nodes))
-			if said := g.sh("cd "+dir, strings.TrimPrefix(ping, "sudo "), "cat *.log"); !strings.Contains(said,
-				"encap=geneve node=rome-1") {
-				t.Errorf("%s: the node's encapsulation is not found: %s", kind, said)
+			// await waits until a number of logs have a text.
+			await := func(logs int, text string) {
+				t.Helper()
+				looks := int(startTimeout / (200 * time.Millisecond))
+				g.sh("cd "+dir, fmt.Sprintf("n=0; until [ $(grep -l '%s' *.log | wc -l) = %d ]; do n=$((n+1)); "+
+					"[ $n -lt %d ] || { cat *.log; exit 1; }; sleep 0.2; done", text, logs, looks))
 			}
+			await(nodes, nodeAnswers)
+			g.sh("cd "+dir, strings.TrimPrefix(ping, "sudo "))
+			await(1, "encap=geneve node=rome-1") // by the gateway
 			g.sh("cd "+dir, "kill $(cat"+pids+")", "sh rome-milan/here.sh down")
 		}
 	}, probeGuest)
