@@ -1,87 +1,69 @@
 package lab
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"time"
 
 	gatewaycontrol "culvert/gateway/control"
 	"culvert/integration/lab/step"
 )
 
-// stableView returns the view once it has not changed for longer than a delayed acknowledgement
-// takes.
-func (l *Lab) stableView(ctx context.Context, i int) ([]string, error) {
-	last, err := l.view(ctx, i)
-	for began := time.Now(); err == nil; {
-		time.Sleep(10 * step.Poll)
-		var next []string
-		if next, err = l.view(ctx, i); slices.Equal(last, next) {
-			break
+// A view is what a gateway shows of itself: values, by what they are of.
+type view map[string]string
+
+// changes returns what differs between two views.
+func (v view) changes(after view) map[string]string {
+	all := make(map[string]string)
+	for what, value := range v {
+		if now, there := after[what]; !there {
+			all[what] = fmt.Sprintf("%s %s is gone", what, value)
+		} else if now != value {
+			all[what] = fmt.Sprintf("%s was %s and is %s", what, value, now)
 		}
-		if time.Since(began) > viewPatience {
-			return nil, fmt.Errorf("%s: its counters change without traffic: %s", l.Gateway(i).Name(),
-				differences(last, next))
-		}
-		last = next
 	}
-	return last, err
+	for what, now := range after {
+		if _, there := v[what]; !there {
+			all[what] = fmt.Sprintf("%s %s is new", what, now)
+		}
+	}
+	return all
 }
 
-// differences lists the lines in which two views differ.
-func differences(before, after []string) string {
-	if len(before) != len(after) {
-		return fmt.Sprintf("%d lines before, %d after", len(before), len(after))
-	}
-	var all []string
-	for i := range before {
-		if before[i] != after[i] {
-			all = append(all, fmt.Sprintf("%q before, %q after", before[i], after[i]))
-		}
-	}
-	return strings.Join(all, "; ")
-}
-
-// view returns the lines of a gateway's metrics, without those that change with time or
-// observation, its open sockets and its connections.
-func (l *Lab) view(ctx context.Context, i int) (_ []string, err error) {
+// view returns a gateway's metrics, without those that change with time or observation, its open
+// sockets and its connections.
+func (l *Lab) view(ctx context.Context, i int) (_ view, err error) {
 	defer step.Catch(&err)
-	p := l.Gateway(i)
+	p, v := l.Gateway(i), make(view)
 	metrics := step.Must(gatewayGet(ctx, p.Host, "/metrics"))
-	lines := slices.DeleteFunc(strings.Split(metrics, "\n"), func(line string) bool {
-		return strings.HasPrefix(line, "culvert_listener_") || strings.HasPrefix(line, "culvert_node_silence_seconds")
-	})
+	for line := range strings.Lines(metrics) {
+		if end := strings.LastIndexByte(line, ' '); end >= 0 && !strings.HasPrefix(line, "culvert_listener_") &&
+			!strings.HasPrefix(line, "culvert_node_silence_seconds") {
+			v[line[:end]] = strings.TrimSpace(line[end:])
+		}
+	}
 	proc := filepath.Join("/proc", fmt.Sprint(p.Cmd.Process.Pid))
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {
 		text := step.Must(os.ReadFile(filepath.Join(proc, "net", table)))
 		for line := range strings.Lines(string(text)) {
 			// Local address, state and inode; 0A is a TCP listener.
 			if f := strings.Fields(line); len(f) > 9 && (strings.HasPrefix(table, "udp") || f[3] == "0A") {
-				lines = append(lines, fmt.Sprintf("%s %s %s %s", table, f[1], f[3], f[9]))
+				v[fmt.Sprintf("socket %s %s %s", table, f[1], f[9])] = f[3]
 			}
 		}
 	}
 	if l.Options.Sandbox.Runsc != "" { // its control socket is not on the host
-		return lines, nil
+		return v, nil
 	}
-	var connections []*gatewaycontrol.Connection
-	err = gatewaycontrol.Each(ctx, gatewaycontrol.NewClient(l.Socket(i)), "/v1/connections", nil,
+	return v, gatewaycontrol.Each(ctx, gatewaycontrol.NewClient(l.Socket(i)), "/v1/connections", nil,
 		func(n *gatewaycontrol.Connection) bool {
 			n.IdleSeconds, n.LeftSeconds = 0, 0
-			connections = append(connections, n)
+			v[fmt.Sprintf("connection %d", n.ID)] = fmt.Sprintf("%+v", *n)
 			return true
 		})
-	slices.SortFunc(connections, func(a, b *gatewaycontrol.Connection) int { return cmp.Compare(a.ID, b.ID) })
-	for _, n := range connections {
-		lines = append(lines, fmt.Sprintf("%+v", *n))
-	}
-	return lines, err
 }
 
 // configured returns the configuration file that a gateway reports, and its rules and routes.
