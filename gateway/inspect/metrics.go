@@ -12,11 +12,9 @@ import (
 	"culvert/gateway/path"
 	"culvert/gateway/pathmtu"
 	"culvert/gateway/prometheus"
-	"culvert/gateway/role"
 	"culvert/gateway/seats"
 	"culvert/gateway/wg"
 	"culvert/geneve"
-	"culvert/geneve/udp"
 	"culvert/nat"
 	"culvert/nat/rules"
 )
@@ -70,71 +68,6 @@ func (p *page) durations(c *latency.Counts, labels ...string) {
 		bounds[i] = b.Seconds()
 	}
 	p.Buckets(bounds, c.Buckets[:], c.Sum.Seconds(), labels...)
-}
-
-// replica reports the election of the gateway that forwards.
-func (p *page) replica(r control.Replica) {
-	p.Family(prometheus.Gauge, "role", "1 for the role that the gateway has among its replicas.", "role")
-	for _, name := range []role.Role{role.Standby, role.Active, role.Static, role.Silent} {
-		p.Add(prometheus.Bit[r.Role == name.String()], name.String())
-	}
-	p.One(prometheus.Counter, "role_changes_total", "Changes of the role.", float64(r.Changes))
-	p.Family(prometheus.Gauge, "lease_holder",
-		"1 for the pod that has the Lease, as this gateway has read it last; absent if none has.", "pod")
-	if r.Holder != "" {
-		p.Add(1, r.Holder)
-	}
-	p.One(prometheus.Gauge, "lease_term", "How often the holder of the Lease has changed.", float64(r.Term))
-	if r.LeaseSeconds != nil {
-		p.One(prometheus.Gauge, "lease_age_seconds", "Since the Lease was seen to be renewed.", *r.LeaseSeconds)
-	}
-	failing := 0.0
-	if r.FailingSeconds != nil {
-		failing = *r.FailingSeconds
-	}
-	p.One(prometheus.Gauge, "lease_failing_seconds", "For how long the Lease could not be read or renewed; 0 = it can.",
-		failing)
-}
-
-// replication reports how complete and how old the copies of the table are.
-func (p *page) replication(r control.Replication) {
-	p.Family(prometheus.Gauge, "replica_entries", "Connections at a replica that copies this gateway's table.", "pod")
-	for _, f := range r.Followers {
-		p.Add(float64(f.Entries), f.Pod)
-	}
-	p.Family(prometheus.Gauge, "replica_lag_seconds",
-		"The greatest age of what a replica may lack of this gateway's table.", "pod")
-	for _, f := range r.Followers {
-		p.Add(f.LagSeconds, f.Pod)
-	}
-	p.Family(prometheus.Gauge, "replica_full_copy", "1 if a replica has a full copy of this gateway's table.", "pod")
-	for _, f := range r.Followers {
-		p.Add(prometheus.Bit[!f.NoFullCopy], f.Pod)
-	}
-	p.Family(prometheus.Gauge, "replica_not_taken",
-		"What a replica could not use of this gateway's table, of the last full copy and since, by reason.",
-		"pod", "reason")
-	for _, f := range r.Followers {
-		for _, reason := range slices.Sorted(maps.Keys(f.NotTaken)) {
-			p.Add(float64(f.NotTaken[reason]), f.Pod, reason)
-		}
-	}
-	followed := 0.0
-	if r.Source != nil && !r.Source.NoFullCopy {
-		followed = 1
-	}
-	p.One(prometheus.Gauge, "replica_follows",
-		"1 if this gateway has a full copy of another replica's table, and follows its changes.", followed)
-	p.Family(prometheus.Counter, "replica_copies_total", "Full copies of this gateway's table that have begun, by why.",
-		"reason")
-	for _, reason := range slices.Sorted(maps.Keys(r.Copies)) {
-		p.Add(float64(r.Copies[reason]), reason)
-	}
-	p.Family(prometheus.Counter, "replica_refused_total",
-		"Connections to the port for replicas that were closed, by reason.", "reason")
-	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
-		p.Add(float64(r.Refused[reason]), reason)
-	}
 }
 
 // packets reports the ledger of each direction.
@@ -433,78 +366,4 @@ func (p *page) paths(peer string, links map[string]nat.Link, known map[nat.Link]
 			p.Add(float64(r.Size), string(health.OfNode), name)
 		}
 	}
-}
-
-// socketFamilies are the metrics of each UDP socket that have one value.
-var socketFamilies = []struct {
-	kind, name, help string
-	value            func(*udp.Stats) float64
-}{
-	{prometheus.Counter, "received_messages_total", "Messages received; a merged train is one.",
-		func(s *udp.Stats) float64 { return float64(s.ReceivedMessages) }},
-	{prometheus.Counter, "received_bytes_total", "Bytes received, without UDP headers.", func(s *udp.Stats) float64 {
-		return float64(s.ReceivedBytes)
-	}},
-	{prometheus.Gauge, "waiting", "1 if a message is there that nobody has received yet.", func(s *udp.Stats) float64 {
-		return prometheus.Bit[s.Waits]
-	}},
-	{prometheus.Counter, "receive_errors_total", "Errors of datagrams sent earlier that the kernel reported.",
-		func(s *udp.Stats) float64 { return float64(s.ReceiveErrors) }},
-	{prometheus.Counter, "truncated_messages_total", "Messages lost because they were longer than their buffer.",
-		func(s *udp.Stats) float64 { return float64(s.Truncated) }},
-	{prometheus.Counter, "sent_datagrams_total", "Datagrams sent.", func(s *udp.Stats) float64 {
-		return float64(s.SentDatagrams)
-	}},
-	{prometheus.Counter, "sent_bytes_total", "Bytes sent, without UDP headers.", func(s *udp.Stats) float64 {
-		return float64(s.SentBytes)
-	}},
-	{prometheus.Counter, "refused_trains_total", "Trains that the kernel refused, sent again as single datagrams.",
-		func(s *udp.Stats) float64 { return float64(s.RefusedTrains) }},
-	{prometheus.Gauge, "receive_buffer_bytes", "Receive buffer granted by the kernel.", func(s *udp.Stats) float64 {
-		return float64(s.ReceiveBuffer)
-	}},
-	{prometheus.Gauge, "send_buffer_bytes", "Send buffer granted by the kernel.", func(s *udp.Stats) float64 {
-		return float64(s.SendBuffer)
-	}},
-}
-
-func (p *page) sockets(sockets map[string]udp.Stats) {
-	names := slices.Sorted(maps.Keys(sockets))
-	for _, f := range socketFamilies {
-		p.Family(f.kind, "socket_"+f.name, f.help, "socket")
-		for _, name := range names {
-			s := sockets[name]
-			p.Add(f.value(&s), name)
-		}
-	}
-	p.Family(prometheus.Counter, "socket_calls_total", "System calls that receive and send messages.", "call", "socket")
-	for _, name := range names {
-		p.Count(sockets[name].ReceiveCalls, "receive", name)
-		p.Count(sockets[name].SendCalls, "send", name)
-	}
-	p.Family(prometheus.Counter, "socket_overflows_total",
-		"Datagrams lost because the receive buffer was full; absent where the kernel does not tell.", "socket")
-	for _, name := range names {
-		if s := sockets[name]; s.OverflowsKnown {
-			p.Count(s.Overflows, name)
-		}
-	}
-	p.Family(prometheus.Counter, "socket_send_drops_total", "Datagrams that the kernel refused to send, by reason.",
-		"reason", "socket")
-	for _, name := range names {
-		for r, n := range sockets[name].SendDrops {
-			p.Count(n, udp.Reason(r).String(), name)
-		}
-	}
-	p.Family(prometheus.Gauge, "socket_offload", "1 if the offload is in use.", "offload", "socket")
-	for _, name := range names {
-		p.Add(prometheus.Bit[sockets[name].GRO], "gro", name)
-		p.Add(prometheus.Bit[sockets[name].GSO], "gso", name)
-	}
-}
-
-func (p *page) listener(l *seats.Listener) {
-	p.One(prometheus.Gauge, "listener_connections", "Connections to this listener.", float64(l.InUse()))
-	p.One(prometheus.Counter, "listener_refused_connections_total",
-		"Connections closed because there were too many, or too many of their source.", float64(l.Refused()))
 }

@@ -20,14 +20,14 @@
 //
 // # What is judged
 //
-// For each packet that reaches a node: it is well formed, and its connection's server, or client,
-// is on that node. For each connection: its server always sees the same client address and port,
-// which no other client has; replies come from the address that the client sent to; nobody resets
-// it; an ICMP error quotes a packet that its receiver sent. A restarted gateway may give
-// connections other ports where these need state. After the last fault, WireGuard's timers have
-// time to expire. Then every connection must go on, new ones of each kind must work, and each
-// gateway's ledger must balance (checks.go). Each schedule has its own bubble and its own
-// gateways, so that nothing remains of the previous one.
+// For each packet that reaches a node (arrive.go): it is well formed, and its connection's
+// server, or client, is on that node. For each connection: its server always sees the same
+// client address and port, which no other client has; replies come from the address that the
+// client sent to; nobody resets it; an ICMP error quotes a packet that its receiver sent. A
+// restarted gateway may give connections other ports where these need state. After the last
+// fault, WireGuard's timers have time to expire. Then every connection must go on, new ones of
+// each kind must work, and each gateway's ledger must balance (checks.go). Each schedule has its
+// own bubble and its own gateways, so that nothing remains of the previous one.
 //
 // # Hand-overs
 //
