@@ -304,12 +304,17 @@ unmade() {
 	say 'nothing of it is left'
 }
 
-# dns runs CoreDNS on the first node of each cluster.
+# dns runs CoreDNS on the first node of each cluster, anew if it runs already. It serves multi-cluster Services once their kinds are installed: before
+# that it would wait for them, and answer SERVFAIL in place of NXDOMAIN.
 dns() {
-	local name at
+	local name at zone
 	for name in $(names); do
 		at=$(address "$name" 1)
-		printf '.:53 {\n errors\n cache 5\n kubernetes cluster.local {\n  kubeconfig %s\n  ttl 5\n }\n}\n' "$dir/$name/kubeconfig" >"$dir/$name/Corefile"
+		zone=$(of "$name" get crd serviceimports.multicluster.x-k8s.io --ignore-not-found -o name)
+		zone=${zone:+clusterset.local}
+		printf '.:53 {\n errors\n cache 5\n kubernetes cluster.local %s {\n  kubeconfig %s\n  ttl 5\n  %s\n }\n}\n' \
+			"$zone" "$dir/$name/kubeconfig" "${zone:+multicluster $zone}" >"$dir/$name/Corefile"
+		stop "$dir/$name/dns.pid"
 		start "cv-$name-1" "$dir/$name/dns" "$assets/coredns" -conf "$dir/$name/Corefile"
 		of "$name" apply -f - <<-Y >/dev/null
 			apiVersion: v1
@@ -378,6 +383,7 @@ join() {
 	beside first
 	both join --image "$1" --yes
 	wait $!
+	[ ! -e "$dir/rome/dns.pid" ] || dns # with the zone of multi-cluster Services
 	both verify
 	cat <<-T
 
