@@ -25,7 +25,7 @@ RUN ?=
 test: export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes kube-dns race fuzz sim bench lint image images binaries release reproducible size pictures clean go-version
+.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes kube-dns kube-cni race fuzz sim bench lint image images binaries release reproducible size pictures clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -46,12 +46,13 @@ build: go-version ## build bin/culvert, one static binary, and bin/culvert-lab
 demo: build ## two clusters in network namespaces, checked: a line a lab with its figures (V=1: a line a check)
 	bin/culvert-lab check --brief$(if $(V), --verbose)
 
-# Where make clusters keeps what they need.
+# Where make clusters keeps what they need, and what makes the pods' network: flannel, flannel-host-gw, kube-router, or the plugin bridge alone.
 CLUSTERS ?= /var/lib/culvert-clusters
+export CNI
 
 clusters: ## two real Kubernetes clusters on this machine, joined and open to play with (root; builds Kubernetes, six minutes, once)
 	@integration/clusters.sh check
-	@$(MAKE) -s build kube-nodes kube-dns
+	@$(MAKE) -s build kube-nodes kube-dns $(if $(CNI),kube-cni)
 	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; integration/clusters.sh up '$(CLUSTERS)'; \
 	integration/clusters.sh dns '$(CLUSTERS)'; \
 	integration/clusters.sh load '$(CLUSTERS)' localhost/culvert:1 bin/culvert; \
@@ -90,7 +91,13 @@ kube-assets kube-nodes: go-version
 kube-dns: go-version
 	@cd integration/coredns; CGO_ENABLED=0 $(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/coredns' . 2>&1 | ../../$(PROGRESS)
 
-long: go-version kube-nodes kube-dns ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
+# CNIs, for make clusters and make long.
+kube-cni: go-version
+	@export CGO_ENABLED=0; { $(GO) -C integration/cni/flannel build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/flannel' .; \
+	$(GO) -C integration/cni/kube-router build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' github.com/cloudnativelabs/kube-router/v2/cmd/kube-router; } \
+	  2>&1 | $(PROGRESS)
+
+long: go-version kube-nodes kube-dns kube-cni ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestCPU|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Two real Kubernetes clusters, rome and milan, and turin if it is wanted, in network namespaces of this machine: etcd, API server, controller manager, scheduler, and
 # nodes with kubelet, containerd and kube-proxy. Both have the pod CIDR 10.244.0.0/16 and the service CIDR 10.96.0.0/16; node N of cluster C is
-# 172.30.0.CN in the namespace cv-NAME-N. All that leaves a pod for another cluster is masqueraded, as CNIs do.
+# 172.30.0.CN in the namespace cv-NAME-N. All that leaves a pod for another cluster is masqueraded, as CNIs do. $CNI is what makes the pods' network:
+# bridge (the plugin alone, the default); flannel (as its manifest has it: VXLAN, iptables) or flannel-host-gw (with nftables); or kube-router.
 #
 #   clusters.sh check               whether this machine has what they need
 #   clusters.sh up DIR [turin]      two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and all in DIR/kubeconfig
@@ -21,6 +22,7 @@ set -euo pipefail
 usage='usage: clusters.sh check|up|load|dns|hello|join|shell|node|leave|in|process|down ...'
 culvert=$(realpath -m "${CULVERT:-bin/culvert}")
 assets=${KUBEBUILDER_ASSETS:-}
+cni=${CNI:-bridge}
 pods=10.244.0.0/16
 group() { echo "cv${dir//\//-}-$1"; } # the control group of a node, whose name is of this set of clusters alone
 
@@ -38,9 +40,14 @@ check() {
 	for p in containerd ctr runc kubectl nft ip nsenter unshare setsid sysctl openssl busybox; do command -v "$p" >/dev/null || missing+=("$p"); done
 	[ -x /usr/lib/cni/bridge ] || missing+=(/usr/lib/cni/bridge)
 	! ldd "$(command -v busybox)" >/dev/null 2>&1 || missing+=("a static busybox")
+	case $cni in
+	bridge) ;;
+	flannel | flannel-host-gw | kube-router) for p in iptables ipset; do command -v "$p" >/dev/null || missing+=("$p"); done ;;
+	*) echo "clusters.sh: CNI is bridge, flannel, flannel-host-gw or kube-router, not $cni" >&2; return 1 ;;
+	esac
 	[ ${#missing[@]} = 0 ] || {
 		printf 'clusters.sh: this machine lacks %s\n' "$(printf ', %s' "${missing[@]}" | cut -c3-)" >&2
-		echo 'Debian has the programs in containerd, runc, containernetworking-plugins, kubernetes-client, nftables, iproute2, procps, openssl, busybox-static' >&2
+		echo 'Debian has the programs in containerd, runc, containernetworking-plugins, kubernetes-client, nftables, iptables, ipset, iproute2, procps, openssl, busybox-static' >&2
 		return 1
 	}
 }
@@ -207,15 +214,44 @@ node() {
 	[ ! -d "$dir/images" ] || for image in "$dir"/images/*.tar; do await 30 ctr -a "$d/containerd.sock" -n k8s.io images import "$image"; done
 	cidr() { cidr=$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDR}') && [ -n "$cidr" ]; }
 	await 60 cidr
-	cat >"$d/cni/10.conflist" <<-J
-		{"cniVersion": "1.0.0", "name": "$id", "plugins": [{"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
-		"ipam": {"type": "host-local", "ranges": [[{"subnet": "$cidr"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "$d/cni.data"}}]}
-	J
-	# What a CNI does besides: routes to the pods of the other nodes, and the masquerade.
-	within "cv-$id" nft "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; add rule ip cni post ip saddr $pods ip daddr != $pods masquerade"
-	routes "$name"
+	network "$name" "$n"
 	await 60 of "$name" wait --for=condition=Ready "node/$id" --timeout=1s
 	say "$id is ready"
+}
+
+# network NAME N makes the network of a node's pods, with what leads to those of other nodes and what masquerades.
+network() {
+	local name=$1 id=$1-$2 d=$dir/$1/$2
+	case $cni in
+	bridge)
+		plugin cni0 0
+		within "cv-$id" nft "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; add rule ip cni post ip saddr $pods ip daddr != $pods masquerade"
+		routes "$name"
+		;;
+	flannel*)
+		local nftables=false kind=vxlan
+		[ $cni = flannel ] || { nftables=true; kind=host-gw; }
+		echo "{\"Network\": \"$pods\", \"EnableNFTables\": $nftables, \"Backend\": {\"Type\": \"$kind\"}}" >"$d/net-conf.json"
+		start "cv-$id" "$d/network" env NODE_NAME="$id" "$assets/flannel" "$dir/$name/kubeconfig" "$d/net-conf.json" "$d/subnet.env"
+		await 60 test -s "$d/subnet.env"
+		plugin cni0 "$(sed -n 's/^FLANNEL_MTU=//p' "$d/subnet.env")" # what flannel's own plugin does
+		;;
+	kube-router) # it writes into /etc/iproute2, and this kernel has no IPIP for its tunnels between subnets
+		plugin kube-bridge 0
+		mkdir -p "$d/iproute2"
+		start "cv-$id" "$d/network" unshare --mount sh -c "mount --bind $d/iproute2 /etc/iproute2; exec $assets/kube-router --kubeconfig=$dir/$name/kubeconfig \
+			--hostname-override=$id --run-router --run-firewall --run-service-proxy=false --enable-cni=false --enable-overlay=false \
+			--service-cluster-ip-range=10.96.0.0/16 --bgp-graceful-restart"
+		;;
+	esac
+}
+
+# plugin BRIDGE MTU has containerd make pods' links by the plugin bridge. 0 is the bridge's own MTU.
+plugin() {
+	cat >"$d/cni/10.conflist" <<-J
+		{"cniVersion": "1.0.0", "name": "$id", "plugins": [{"type": "bridge", "bridge": "$1", "mtu": $2, "isDefaultGateway": true, "hairpinMode": true,
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "$cidr"}]], "dataDir": "$d/cni.data"}}]}
+	J
 }
 
 # routes NAME leads each node of a cluster to the pods of the others.
@@ -250,7 +286,7 @@ image() {
 # end N-DIR ends a node with all of its containers.
 end() {
 	local d=$1 sock=$1/containerd.sock m
-	stop "$d/kubelet.pid" "$d/kube-proxy.pid"
+	stop "$d/kubelet.pid" "$d/kube-proxy.pid" "$d/network.pid"
 	[ ! -S "$sock" ] || await 10 emptied "$sock" || true
 	stop "$d/containerd.pid"
 	awk -v d="$d/" 'index($2, d) == 1 { print $2 }' /proc/mounts | sort -r | while read -r m; do umount "$m" 2>/dev/null || umount -l "$m" || true; done
@@ -411,12 +447,13 @@ up)
 	[ ! -e /run/netns/cv-lan ] || { echo "clusters.sh: there are clusters; end them first: $0 down ${1:?$usage} (make clusters-down)" >&2; exit 1; }
 	mkdir -p "${1:?$usage}"
 	[ -z "$(ls -A "$1")" ] || { echo "clusters.sh: $1 is not empty" >&2; exit 1; }
-	touch "$1/of-clusters.sh" # what may be removed
+	echo "$cni" >"$1/of-clusters.sh" # what may be removed
 	;;
 down) [ -e "${1:?$usage}" ] || [ -e /run/netns/cv-lan ] || { say "there are no clusters in $1"; exit; } ;;&
 *) [ -e "${1:?$usage}/of-clusters.sh" ] || { echo "clusters.sh: $1 has no clusters; clusters.sh up DIR makes some" >&2; exit 1; } ;;
 esac
 dir=$(realpath "$1")
+read -r cni <"$dir/of-clusters.sh" || true
 shift
 case $do in
 dns | load | join) interrupted say "'the clusters stay; $0 down $dir (make clusters-down) ends them'" ;;&

@@ -195,7 +195,7 @@ func (l *realLab) everything(cluster string) (all []string) {
 	for _, n := range []string{"1", "2"} {
 		host := l.node(cluster + "-" + n)
 		for _, command := range []string{"ip -o link", "ip -o -4 address", "ip route show table all", "ip rule",
-			"nft list tables", "nft list table ip cni"} {
+			"nft list tables", "nft -s list table " + cniTable()} {
 			words := strings.Fields(command)
 			for line := range strings.Lines(host.run(words[0], words[1:]...)) {
 				if strings.Contains(line, "veth") { // of pods, which have other names and numbers when they come again
