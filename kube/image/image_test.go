@@ -3,11 +3,13 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -178,6 +180,29 @@ func TestPushRefused(t *testing.T) {
 			}
 			cut.ServeHTTP(w, r)
 		}), "%s/a:b", "EOF"},
+		{"in circles", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, r.URL.Path, http.StatusTemporaryRedirect)
+		}), "%s/a:b", "stopped after 10 redirects; check that"},
+		{"no room", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				w.WriteHeader(http.StatusInsufficientStorage)
+				io.WriteString(w, `{"errors": [{"code": "UNKNOWN", "message": "no space left on device"}]}`)
+				return
+			}
+			cut.ServeHTTP(w, r)
+		}), "%s/a:b", "no space left on device; the fault is in the registry: its log says more"},
+		{"a token from elsewhere", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://192.0.2.1/token",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}), "%s/a:b", "refusing http://192.0.2.1"},
+		{"a page for a token", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/token" {
+				html(w, r)
+				return
+			}
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+r.Host+`/token",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}), "%s/a:b", "invalid character '<'"},
 		{"no registry", nil, "culvert:1", `"culvert:1" names no registry; want HOST`},
 		{"none there", nil, "docker/culvert:1", `"docker/culvert:1" names no registry; want HOST`},
 		{"a URL", nil, "https://x.example/a", "is a URL"},
@@ -226,6 +251,133 @@ func TestGuard(t *testing.T) {
 	}
 	if got := g.refused.Load(); got.host != "192.0.2.2:5000" {
 		t.Errorf("refused %s last", got.host)
+	}
+	g.RoundTripper = roundTrip(func(*http.Request) (*http.Response, error) { return new(http.Response), nil })
+	for _, host := range []string{"192.0.2.1:5000", "192.0.2.2:5000"} {
+		before := g.refused.Load()
+		r, err := http.NewRequest(http.MethodGet, "https://"+host+"/v2/", nil)
+		need.NoError(t, err)
+		_, err = g.RoundTrip(r)
+		need.NoError(t, err)
+		if got := g.refused.Load(); before == nil || got != nil && got.host == host {
+			t.Errorf("after an answer of %s by TLS: refused %v, before it %v", host, got, before)
+		}
+	}
+}
+
+// pipes are connections in a bubble.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	c, ok := <-p
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+func (p pipes) Close() error   { close(p); return nil }
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// TestPushSlow: a slow registry gets the image, and one that takes nothing any more is given up, in
+// a time that a user waits.
+func TestPushSlow(t *testing.T) {
+	big := *amd64
+	big.bytes = make([]byte, 1<<20)
+	rand.NewChaCha8([32]byte{}).Read(big.bytes)
+	im, err := New(&big)
+	need.NoError(t, err)
+	for _, tt := range []struct {
+		name string
+		// registry passes requests on, or waits until the test ends.
+		registry    func(next http.Handler, ends <-chan struct{}) http.HandlerFunc
+		least, most time.Duration
+		want        string // of the error
+	}{
+		{"slow", func(next http.Handler, _ <-chan struct{}) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				// Before the registry takes its lock, for which no bubble's clock waits.
+				text, err := io.ReadAll(&slowly{r.Body, 4 * time.Second})
+				need.NoError(t, err)
+				r.Body = io.NopCloser(bytes.NewReader(text))
+				next.ServeHTTP(w, r)
+			}
+		}, 2 * stallPatience, time.Hour, ""},
+		{"stops in the middle", func(next http.Handler, ends <-chan struct{}) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				text, err := io.ReadAll(io.LimitReader(r.Body, 1<<19))
+				need.NoError(t, err)
+				if len(text) == 1<<19 {
+					<-ends
+				}
+				r.Body = io.NopCloser(bytes.NewReader(text))
+				next.ServeHTTP(w, r)
+			}
+		}, stallPatience, 2 * stallPatience, "has taken nothing for 2m0s; try again"},
+		{"does not answer in the end", func(next http.Handler, ends <-chan struct{}) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPatch {
+					io.Copy(io.Discard, r.Body)
+					<-ends
+				}
+				next.ServeHTTP(w, r)
+			}
+		}, answerPatience, 2 * stallPatience, "the registry is too slow; try again, or another registry"},
+		{"never answers", func(_ http.Handler, ends <-chan struct{}) http.HandlerFunc {
+			return func(http.ResponseWriter, *http.Request) { <-ends }
+		}, answerPatience, 2 * stallPatience, "the registry is too slow; try again, or another registry"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			need.Bubble(t, func(t *testing.T) {
+				network, real := make(pipes), remote.DefaultTransport
+				remote.DefaultTransport = &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+					here, there := net.Pipe()
+					network <- there
+					return here, nil
+				}}
+				defer func() { remote.DefaultTransport = real }()
+				ends := make(chan struct{})
+				server := &http.Server{Handler: tt.registry(silent(), ends)}
+				go server.Serve(network)
+				began := time.Now()
+				_, err := im.Push(t.Context(), "localhost:5000/a:b", "", PushOptions{})
+				took := time.Since(began)
+				close(ends)
+				server.Close()
+				if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+					t.Errorf("%v, want %q", err, tt.want)
+				}
+				if took < tt.least || took > tt.most {
+					t.Errorf("it took %v, want %v to %v", took, tt.least, tt.most)
+				}
+			})
+		})
+	}
+}
+
+// slowly waits before each piece of at most 16 KiB.
+type slowly struct {
+	io.Reader
+	time.Duration
+}
+
+func (s *slowly) Read(p []byte) (int, error) {
+	time.Sleep(s.Duration)
+	return s.Reader.Read(p[:min(len(p), 16<<10)])
+}
+
+// TestPushCredentials: a file of credentials that cannot be used is what the error names.
+func TestPushCredentials(t *testing.T) {
+	for text, want := range map[string]string{
+		"{": "unexpected EOF; mend", `{"credsStore": "nobody-has-it"}`: "docker-credential-nobody-has-it",
+	} {
+		t.Setenv("DOCKER_CONFIG", t.TempDir())
+		t.Setenv("HOME", t.TempDir())
+		need.NoError(t, os.WriteFile(filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json"), []byte(text), 0o600))
+		_, err := newImage(t).Push(t.Context(), serve(t, silent())+"/a:b", "", PushOptions{})
+		if err == nil || !strings.Contains(err.Error(), "credentials: ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
 	}
 }
 

@@ -61,6 +61,12 @@ func (im *Image) Push(ctx context.Context, ref, fallback string, o PushOptions) 
 	if err != nil {
 		return "", err
 	}
+	// Not in WriteIndex, whose errors do not tell a registry that refuses from a file that is broken.
+	auth, err := authn.Resolve(ctx, authn.DefaultKeychain, tag.Context())
+	if err != nil {
+		return "", fmt.Errorf("%s: credentials: %s; mend the config.json of docker or the auth.json of podman",
+			tag, oneLine(err.Error()))
+	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	updates := make(chan v1.Update, 16)
@@ -80,7 +86,7 @@ func (im *Image) Push(ctx context.Context, ref, fallback string, o PushOptions) 
 	t.ResponseHeaderTimeout = answerPatience
 	guard := &guarded{RoundTripper: t, plain: o.PlainHTTP}
 	all := []remote.Option{
-		remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithUserAgent("culvert"),
+		remote.WithContext(ctx), remote.WithAuth(auth), remote.WithUserAgent("culvert"),
 		remote.WithTransport(guard),
 	}
 	err = remote.WriteIndex(tag, im.index, append(all, remote.WithProgress(updates))...) // closes updates
@@ -146,6 +152,8 @@ func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
 		resp, err := g.RoundTripper.RoundTrip(r)
 		if err != nil {
 			g.failed.Store(&failure{r.URL.Host, err})
+		} else if f := g.refused.Load(); f != nil && f.host == r.URL.Host {
+			g.refused.CompareAndSwap(f, nil) // it was tried because TLS had not answered yet
 		}
 		return resp, err
 	}
@@ -168,7 +176,12 @@ func explain(tag name.Tag, err, cause error) error {
 	var refused *transport.Error
 	var op *net.OpError
 	var dns *net.DNSError
-	what := oneLine(err.Error())
+	const noTLS = "server gave HTTP response to HTTPS client"
+	said := err.Error()
+	if _, without, ok := strings.Cut(said, noTLS+"; "); ok {
+		said = without // what came of the attempt without TLS
+	}
+	what := oneLine(said)
 	switch {
 	case cause != nil:
 		return fmt.Errorf("%s: %w", tag, cause)
@@ -179,10 +192,14 @@ func explain(tag name.Tag, err, cause error) error {
 		return fmt.Errorf(
 			"%s: %s; log in with docker login %s or podman login %[3]s, and check that you may push to it",
 			tag, what, host)
-	case strings.Contains(what, "server gave HTTP response to HTTPS client"):
+	case refused != nil && refused.StatusCode >= http.StatusInternalServerError:
+		return fmt.Errorf("%s: %s; the fault is in the registry: its log says more", tag, what)
+	case strings.Contains(what, noTLS):
 		return fmt.Errorf("%s: the registry does not speak TLS; culvert image push --plain-http allows that", tag)
 	case strings.Contains(what, "x509: "):
 		return fmt.Errorf("%s: %s; add the registry's CA to this machine's, or name it in SSL_CERT_FILE", tag, what)
+	case strings.Contains(what, "timeout awaiting response headers"), strings.Contains(what, "TLS handshake timeout"):
+		return fmt.Errorf("%s: %s; the registry is too slow; try again, or another registry", tag, what)
 	case errors.As(err, &dns), errors.As(err, &op):
 		return fmt.Errorf("%s: %s; check the name of the registry, and the way to it", tag, what)
 	}
