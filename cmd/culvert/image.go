@@ -89,12 +89,20 @@ func newImageSaveCommand() *cobra.Command {
 		if file == "-" {
 			return im.Save(cmd.OutOrStdout(), name)
 		}
-		err := new(durable.Disk).Replace(file, func(w io.Writer) error { return im.Save(w, name) })
-		if err != nil {
-			return err
-		}
-		return os.Chmod(file, 0o644) // nothing in it is secret, and another user may load it
+		return saveImage(file, func(w io.Writer) error { return im.Save(w, name) })
 	})
+}
+
+// saveImage writes a file which every user may read, because nothing in an image is secret. It takes
+// the place of no device and no pipe, such as /dev/stdout.
+func saveImage(file string, save func(io.Writer) error) error {
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s: is no file; name one, or - for standard output", file)
+	}
+	if err := new(durable.Disk).Replace(file, save); err != nil {
+		return err
+	}
+	return os.Chmod(file, 0o644)
 }
 
 func newImageLoadCommand() *cobra.Command {
@@ -155,8 +163,7 @@ func packed(names []string, warn io.Writer) (*image.Image, string, error) {
 	if len(names) == 0 {
 		own, err := image.Read("/proc/self/exe") // also where the file has been replaced since
 		if err != nil {
-			return nil, "", fmt.Errorf("this program cannot be packed: %w; or name another one with --binary of "+
-				"culvert image", err)
+			return nil, "", fmt.Errorf("this program cannot be packed: %w; or name another one with --binary of culvert image", err)
 		}
 		all = append(all, own)
 		self, err := os.Executable()

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -248,6 +249,10 @@ func TestGuard(t *testing.T) {
 		if err := explain(tag, err, nil); !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.url, err, tt.want)
 		}
+	}
+	plain := tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}
+	if err := explain(tag, plain, nil); !strings.Contains(err.Error(), "does not speak TLS; culvert image push --plain") {
+		t.Errorf("a registry without TLS: %v", err)
 	}
 	if got := g.refused.Load(); got.host != "192.0.2.2:5000" {
 		t.Errorf("refused %s last", got.host)

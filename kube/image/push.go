@@ -194,7 +194,7 @@ func explain(tag name.Tag, err, cause error) error {
 			tag, what, host)
 	case refused != nil && refused.StatusCode >= http.StatusInternalServerError:
 		return fmt.Errorf("%s: %s; the fault is in the registry: its log says more", tag, what)
-	case strings.Contains(what, noTLS):
+	case strings.Contains(what, noTLS), strings.Contains(what, "does not look like a TLS handshake"):
 		return fmt.Errorf("%s: the registry does not speak TLS; culvert image push --plain-http allows that", tag)
 	case strings.Contains(what, "x509: "):
 		return fmt.Errorf("%s: %s; add the registry's CA to this machine's, or name it in SSL_CERT_FILE", tag, what)
