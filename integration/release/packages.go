@@ -14,14 +14,22 @@ import (
 )
 
 // Units are installed, not started, because a gateway and a node need their files first. They are
-// stopped before their program is removed, but not for another version. The first argument of a
-// script is a word of dpkg, or a number of rpm.
+// stopped before their program is removed, but not for another version. They are disabled when
+// nobody wants them back, and state then goes, but for what the user wrote to /etc/culvert. The
+// first argument of a script is a word of dpkg, or a number of rpm.
 const (
 	afterInstall = "#!/bin/sh\n[ ! -d /run/systemd/system ] || systemctl daemon-reload\n"
 	beforeRemove = `#!/bin/sh
 case $1 in
 remove | 0) [ ! -d /run/systemd/system ] || systemctl stop 'culvert-gateway@*.service' culvert-node.service ;;
 esac
+`
+	afterRemove = `#!/bin/sh
+case $1 in
+purge | 0) rm -f /etc/systemd/system/*.wants/culvert-gateway@*.service /etc/systemd/system/*.wants/culvert-node.service ;;
+esac
+[ "$1" != purge ] || rm -rf /var/lib/culvert /var/lib/private/culvert
+[ ! -d /run/systemd/system ] || systemctl daemon-reload
 `
 )
 
@@ -122,7 +130,7 @@ func (r *release) pack(kind, arch string, all []file) error {
 		name, text string
 		to         *string
 	}{{"after", afterInstall, &info.Scripts.PostInstall}, {"before", beforeRemove, &info.Scripts.PreRemove},
-		{"removed", afterInstall, &info.Scripts.PostRemove}} {
+		{"removed", afterRemove, &info.Scripts.PostRemove}} {
 		if *s.to, err = put(file{"scripts/" + s.name, 0o755, []byte(s.text)}); err != nil {
 			return err
 		}
