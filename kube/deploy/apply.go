@@ -9,6 +9,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,10 +26,34 @@ const applyPause = 200 * time.Millisecond
 
 // apply creates or changes an object.
 func (c *Cluster) apply(ctx context.Context, u *unstructured.Unstructured) error {
-	return c.again(ctx, u, func() error {
-		_, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true})
-		return err
+	_, err := c.once("", u, func() (*unstructured.Unstructured, error) {
+		return nil, c.again(ctx, u, func() error {
+			_, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true})
+			return err
+		})
 	})
+	return err
+}
+
+// once calls do for an object and a way of writing it, and returns the result. It does so once for
+// all ends of the cluster that share the object.
+func (c *Cluster) once(way string, u *unstructured.Unstructured, do func() (*unstructured.Unstructured, error)) (
+	*unstructured.Unstructured, error) {
+	text, err := json.Marshal(u)
+	if err != nil {
+		return nil, err
+	}
+	key := way + string(text)
+	c.mu.Lock()
+	if c.done[key] == nil {
+		if c.done == nil {
+			c.done = map[string]func() (*unstructured.Unstructured, error){}
+		}
+		c.done[key] = sync.OnceValues(do)
+	}
+	do = c.done[key]
+	c.mu.Unlock()
+	return do()
 }
 
 // again calls f for an object until that succeeds. A new kind takes some time to become usable, and

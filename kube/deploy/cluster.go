@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +38,9 @@ type Cluster struct {
 	http   *http.Client
 	host   string
 	owner  string // who has installed what leaving has left
+
+	mu   sync.Mutex
+	done map[string]func() (*unstructured.Unstructured, error) // +checklocks:mu
 }
 
 // Owner returns who has installed what Leave or LeaveAll has not removed; "" if nothing is left.

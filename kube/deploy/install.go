@@ -121,8 +121,10 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 				return nil, err
 			}
 		}
-		stored, err := c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true,
-			DryRun: dry})
+		stored, err := c.once("dry run", u, func() (*unstructured.Unstructured, error) {
+			return c.of(u).Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: manager, Force: true,
+				DryRun: dry})
+		})
 		if apierrors.IsNotFound(err) && c.lacksKind(ctx, u) {
 			return nil, fmt.Errorf("--values: the cluster has no kind %s; install the operator that brings it, or "+
 				"leave %s out", u.GetKind(), nameOf(u))

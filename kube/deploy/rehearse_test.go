@@ -241,3 +241,41 @@ func TestSurplus(t *testing.T) {
 		t.Errorf("%v, %d writes", err, *writes)
 	}
 }
+
+// TestSharedOnce: what all ends of a cluster share is checked once and written once, however many
+// ends there are.
+func TestSharedOnce(t *testing.T) {
+	cluster, writes := applying(t, "")
+	total := 0
+	for i, peer := range []string{"milan", "turin", "genoa"} {
+		spec := wanted()
+		spec.Peer = peer
+		p, err := cluster.Rehearse(t.Context(), anyGateway(peer), spec, nil)
+		need.NoError(t, err)
+		had := *writes
+		need.NoError(t, cluster.Install(t.Context(), p))
+		own := 0
+		for _, u := range p.all {
+			if strings.HasSuffix(u.GetName(), peer) {
+				own++
+			}
+		}
+		if i == 0 {
+			own, total = len(p.all), len(p.all)
+		} else {
+			total += own
+		}
+		if n := *writes - had; n != own {
+			t.Errorf("%d objects are written for %s, want %d", n, peer, own)
+		}
+	}
+	checked := 0
+	for _, a := range cluster.client.(*fake.FakeDynamicClient).Actions() {
+		if p, ok := a.(kubetesting.PatchActionImpl); ok && len(p.PatchOptions.DryRun) > 0 {
+			checked++
+		}
+	}
+	if checked != total {
+		t.Errorf("%d objects are checked, want %d", checked, total)
+	}
+}
