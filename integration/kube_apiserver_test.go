@@ -152,6 +152,33 @@ func (k *kubeAPI) token(namespace, account string) (string, error) {
 	return answer.Status.Token, err
 }
 
+// guest returns the token of a user without rights.
+func (k *kubeAPI) guest() string {
+	k.host.t.Helper()
+	need.NoError(k.host.t, k.admin.apply(object{"apiVersion": "v1", "kind": "ServiceAccount",
+		"metadata": object{"name": "guest", "namespace": "default"}}))
+	token, err := k.token("default", "guest")
+	need.NoError(k.host.t, err)
+	return token
+}
+
+// boundToken returns a token of a ServiceAccount that is bound to a Pod, as kubelet gets it.
+func (k *kubeAPI) boundToken(pod object, account string) (string, error) {
+	stored, err := k.admin.get(pod)
+	if err != nil {
+		return "", err
+	}
+	var answer struct{ Status struct{ Token string } }
+	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+		"spec": object{"expirationSeconds": 3600,
+			"boundObjectRef": object{"kind": "Pod", "apiVersion": "v1", "name": field(pod, "metadata", "name"),
+				"uid": field(stored, "metadata", "uid")}}}
+	namespace, _ := field(pod, "metadata", "namespace").(string)
+	err = k.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", namespace, account)+"/token",
+		"application/json", request, &answer)
+	return answer.Status.Token, err
+}
+
 // kubeconfigOf writes the kubeconfig of a ServiceAccount, and returns its path.
 func (k *kubeAPI) kubeconfigOf(namespace, account string) string {
 	k.host.t.Helper()
@@ -180,6 +207,7 @@ func (k *kubeAPI) kubeconfig(token string) string {
 // auditEvent is a line of the audit log.
 type auditEvent struct {
 	Verb, RequestURI string
+	UserAgent        string
 	User             struct{ Username string }
 	ObjectRef        struct{ Resource, Subresource, APIGroup, Namespace, Name string }
 	ResponseStatus   struct {

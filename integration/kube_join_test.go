@@ -51,7 +51,9 @@ func newJoinLab(t *testing.T) *joinLab {
 	}
 	clusters = append(clusters, object{"name": "away", "cluster": object{"server": "https://127.0.0.1:7999"}})
 	contexts = append(contexts, object{"name": "again", "context": object{"cluster": "rome", "user": "rome"}},
-		object{"name": "away", "context": object{"cluster": "away", "user": "rome"}})
+		object{"name": "away", "context": object{"cluster": "away", "user": "rome"}},
+		object{"name": "guest", "context": object{"cluster": "milan", "user": "guest"}})
+	users = append(users, object{"name": "guest", "user": object{"token": milan.api.guest()}})
 	text, err := yaml.Marshal(object{"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": users,
 		"contexts": contexts})
 	need.NoError(t, err)
@@ -376,14 +378,20 @@ func TestKubeJoin(t *testing.T) {
 					t.Errorf("%s has changed to\n%q\nwant\n%q", p.name, now, had[i])
 				}
 			}
-			out, err := l.culvert(append([]string{"join", "--context=away", "--yes"}, both...)...)
-			if err == nil || !strings.Contains(out, "not reached") ||
-				!strings.Contains(out, "away: cannot be reached") {
-				t.Errorf("with a cluster that cannot be reached: %v: %s", err, out)
+			out, err := l.culvert(append([]string{"join", "--context=away", "--context=guest", "--context=away", "--yes"},
+				append(both, "--context=again")...)...)
+			for _, why := range []string{"away: cannot be reached", "guest: you are not allowed to create",
+				"admin@rome and again lead to the same cluster", "away is given twice", "not reached"} {
+				if !strings.Contains(out, why) {
+					t.Errorf("with contexts that cannot be joined: no %q", why)
+				}
+			}
+			if err == nil || err.Error() != "exit status 1" {
+				t.Errorf("with contexts that cannot be joined: %v: %s", err, out)
 			}
 			for i, p := range []*peeringLab{rome, milan} {
 				if now := p.versions(t); !slices.Equal(now, had[i]) {
-					t.Errorf("with a cluster that cannot be reached, %s has changed to\n%q\nwant\n%q", p.name, now,
+					t.Errorf("with contexts that cannot be joined, %s has changed to\n%q\nwant\n%q", p.name, now,
 						had[i])
 				}
 			}
@@ -419,7 +427,6 @@ func testJoinRefused(t *testing.T, l *joinLab) {
 		"away: cannot be reached":                                          "join --context=admin@rome --context=away --image=x --yes",
 		"left out: away: cannot be reached":                                "join --context=admin@rome --context=admin@milan --context=away --image=x",
 		"--endpoint: it is that of one Server for one Client":              "join --context=admin@rome --context=admin@milan --context=away --endpoint=192.0.2.1:1 --yes",
-		"admin@rome and again lead to the same cluster":                    "join --context=admin@rome --context=admin@milan --context=again --image=x --yes",
 		"--pairs: \"rome-turin\" is no two clusters":                       "join --context=admin@rome --context=admin@milan --pairs=rome-turin --image=x --yes",
 		"no pair is left to join":                                          "join --context=admin@rome --context=admin@milan --context=away --pairs=rome-away --image=x --yes",
 		"--context: admin@rome is given twice":                             "join --context=admin@rome --context=admin@rome --image=x --yes",

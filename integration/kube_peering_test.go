@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strings"
 	"syscall"
@@ -189,16 +188,9 @@ func (p *peeringLab) agentToken(n *kubeNode) string {
 		"spec": object{"nodeName": n.name, "serviceAccountName": "culvert-node", "hostNetwork": true,
 			"containers": []object{{"name": "culvert", "image": "culvert"}}}}
 	p.apply(pod)
-	stored, err := p.api.admin.get(pod)
+	token, err := p.api.boundToken(pod, "culvert-node")
 	need.NoError(p.t, err)
-	var answer struct{ Status struct{ Token string } }
-	request := object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-		"spec": object{"expirationSeconds": 3600,
-			"boundObjectRef": object{"kind": "Pod", "apiVersion": "v1", "name": field(pod, "metadata", "name"),
-				"uid": field(stored, "metadata", "uid")}}}
-	need.NoError(p.t, p.api.admin.request(http.MethodPost, kubePath("v1", "ServiceAccount", agentNamespace,
-		"culvert-node")+"/token", "application/json", request, &answer))
-	return answer.Status.Token
+	return token
 }
 
 // startGateway starts the gateway's pod.

@@ -48,7 +48,7 @@ func newVerifyCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		asJSON, err := isJSON()
 		if err == nil {
-			err = checkContexts(contexts)
+			err = cmp.Or(checkContexts(contexts), checkTwice(contexts))
 		}
 		if err != nil {
 			return err

@@ -25,7 +25,7 @@ type Request struct {
 type Plan struct {
 	Names  []string // of all clusters, in the order of contexts
 	Sites  []*Site  // likewise, without those that cannot be reached
-	Absent []error  // why those cannot
+	Absent []error  // why those cannot, and contexts that were left out
 	Pairs  []*Pair
 
 	request *Request
@@ -62,12 +62,15 @@ func NewPlan(ctx context.Context, r *Request) (*Plan, error) {
 	return p, nil
 }
 
-// look surveys the clusters.
+// look surveys the clusters. A context that leads to a cluster which is there already is left out.
 func (p *Plan) look(ctx context.Context) error {
 	contexts := p.request.Contexts
 	sites, errs := make([]*Site, len(contexts)), make([]error, len(contexts))
 	var tasks sync.WaitGroup
 	for i, name := range contexts {
+		if slices.Contains(contexts[:i], name) {
+			continue
+		}
 		tasks.Go(func() {
 			if sites[i], errs[i] = p.request.site(ctx, i); errs[i] != nil {
 				errs[i] = fmt.Errorf("%s: %w", name, errs[i])
@@ -75,24 +78,41 @@ func (p *Plan) look(ctx context.Context) error {
 		})
 	}
 	tasks.Wait()
-	if err := p.reached(ctx, sites, errs); err != nil {
-		return err
-	}
-	p.Names = p.request.names(p.Sites)
-	return p.request.distinct(p.Sites, p.Names)
+	return p.reached(ctx, sites, errs)
 }
 
 // reached takes the clusters that were surveyed, and returns an error if they are too few.
 func (p *Plan) reached(ctx context.Context, sites []*Site, errs []error) error {
+	contexts, r := p.request.Contexts, *p.request
+	r.Contexts, r.Names = nil, nil
 	for i, s := range sites {
 		if errs[i] != nil {
 			p.Absent = append(p.Absent, errs[i])
+		} else if err := p.again(contexts[i], s); err != nil {
+			p.Absent = append(p.Absent, err)
+			continue
 		} else {
 			p.Sites = append(p.Sites, s)
 		}
+		r.Contexts = append(r.Contexts, contexts[i])
+		if len(p.request.Names) > 0 {
+			r.Names = append(r.Names, p.request.Names[i])
+		}
 	}
-	if len(p.Absent) > 0 && len(sites) == 2 || len(p.Sites) < 2 || ctx.Err() != nil {
+	if len(p.Absent) > 0 && len(contexts) == 2 || len(p.Sites) < 2 || ctx.Err() != nil {
 		return errors.Join(append(slices.Clip(p.Absent), ctx.Err())...)
+	}
+	p.request, p.Names = &r, r.names(p.Sites)
+	return r.distinct(p.Names)
+}
+
+// again returns an error if the cluster of a context is there already. s is nil if the context is.
+func (p *Plan) again(context string, s *Site) error {
+	if s == nil {
+		return fmt.Errorf("--context: %s is given twice", context)
+	}
+	if k := slices.IndexFunc(p.Sites, func(o *Site) bool { return o.id == s.id }); k >= 0 {
+		return fmt.Errorf("--context: %s and %s lead to the same cluster", p.Sites[k].Context, context)
 	}
 	return nil
 }
@@ -132,16 +152,9 @@ func (r *Request) names(reached []*Site) (names []string) {
 	return names
 }
 
-// distinct returns an error if two contexts are of the same cluster, if two clusters have the same
-// name, or if a wish names a cluster that there is not.
-func (r *Request) distinct(reached []*Site, names []string) error {
-	for i, b := range reached {
-		for _, a := range reached[:i] {
-			if a.id == b.id {
-				return fmt.Errorf("--context: %s and %s lead to the same cluster", a.Context, b.Context)
-			}
-		}
-	}
+// distinct returns an error if two clusters have the same name, or if a wish names a cluster that
+// there is not.
+func (r *Request) distinct(names []string) error {
 	for i, name := range names {
 		if k := slices.Index(names, name); k < i {
 			return fmt.Errorf("--name: the clusters of contexts %s and %s would both be %s; give each a name",

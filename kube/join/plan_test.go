@@ -29,10 +29,12 @@ func TestReached(t *testing.T) {
 		{t.Context(), "..", "<nil>"}, {t.Context(), ".x", "1: no"}, {t.Context(), "x..", "<nil>"},
 		{t.Context(), "x.x", "0: no\n2: no"}, {interrupted, "..", "context canceled"},
 	} {
-		p := &Plan{}
+		p := &Plan{request: &Request{Options: &Options{}}}
 		sites, errs := make([]*Site, len(c.absent)), make([]error, len(c.absent))
 		for i, r := range c.absent {
-			if sites[i] = (&Site{}); r == 'x' {
+			name := fmt.Sprint("cluster-", i)
+			p.request.Contexts, p.request.Names = append(p.request.Contexts, name), append(p.request.Names, name)
+			if sites[i] = (&Site{Context: name, Name: name, id: name}); r == 'x' {
 				errs[i] = fmt.Errorf("%d: no", i)
 			}
 		}
@@ -96,7 +98,7 @@ func TestNamesOfAll(t *testing.T) {
 			}
 		}
 		got := ""
-		if err := r.distinct(reached, r.names(reached)); err != nil {
+		if err := r.distinct(r.names(reached)); err != nil {
 			got = err.Error()
 		}
 		if got != c.want {
@@ -111,7 +113,7 @@ func TestWishesOfNobody(t *testing.T) {
 	for flag, w := range map[string]Wishes{"--pod-cidr": {Pods: cidrs}, "--service-cidr": {Services: cidrs},
 		"--imports": {Imports: "there"}, "--values": {}} {
 		r := &Request{Options: &Options{Wishes: map[string]*Wishes{"turin": &w}}}
-		err := r.distinct(nil, []string{"rome", "milan"})
+		err := r.distinct([]string{"rome", "milan"})
 		if want := flag + `: "turin" is the name of no cluster here; they are rome, milan`; err == nil ||
 			err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
