@@ -68,12 +68,15 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 		"`NUMBER` of pods of the gateway, of which one forwards (default: as it is, or 1)")
 	flags.StringArrayVar(&j.importing, "imports", nil, "`"+of+"NAMESPACE` for Services that the other cluster "+
 		"exports, which has to be there (default: as it is, or none)")
+	flags.StringVar(&j.Admit, "admit", "", "`WHAT` each cluster lets the other open connections to: all, or exports "+
+		"alone (default: as it is, or all)")
 	flags.StringArrayVar(&j.valued, "values", nil,
 		"`"+of+"FILE` with values of the chart, such as image pull secrets (default: those of the last time)")
 	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.serviceCIDRs, "service-cidr", nil,
 		"`"+of+"CIDR` of Services, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.avoided, "avoid", nil, "`CIDR` that nothing that is chosen may overlap; may be repeated")
+	cli.FlagValues(cmd, "admit", "all", "exports")
 }
 
 func (j *joiner) addExpose(cmd *cobra.Command) {
@@ -95,6 +98,9 @@ func (j *joiner) check(single bool) error {
 	}
 	if j.Expose != "" {
 		e.OneOf("--expose", configfile.Scalar(j.Expose), "LoadBalancer", "NodePort")
+	}
+	if j.Admit != "" {
+		e.OneOf("--admit", configfile.Scalar(j.Admit), "all", "exports")
 	}
 	if j.Endpoint != "" {
 		if fault := peering.CheckEndpoint(j.Endpoint); fault != "" {

@@ -97,6 +97,12 @@ func (e *End) decide() error {
 	if e.wants.Expose, why = e.expose(named.Expose); why != "" {
 		e.line("reached by", e.wants.Expose, why)
 	}
+	switch o.Admit {
+	case "all":
+		e.Spec.Admit = ""
+	case "exports":
+		e.Spec.Admit = "Exports"
+	}
 	e.explain(named.Imports)
 	if e.Spec.Role == "Server" && e.wants.Expose == "NodePort" && o.Endpoint == "" && !e.Found.Address.IsValid() {
 		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
@@ -119,6 +125,13 @@ func (e *End) explain(imports string) {
 			source = "--values"
 		}
 		e.line("exports of "+e.Spec.Peer, "in namespace "+e.Spec.Imports, source)
+	}
+	if e.Spec.Admit == "Exports" {
+		source := "as it is"
+		if e.options.Admit != "" {
+			source = "--admit"
+		}
+		e.line("admits", "what is exported to "+e.Spec.Peer+", and nothing else of it", source)
 	}
 	if names := e.wants.Values.Names(); len(names) > 0 {
 		source := "as they are"

@@ -97,6 +97,30 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// TestDecideAdmission: --admit decides what the peer may open connections to, and without it that
+// stays as it is.
+func TestDecideAdmission(t *testing.T) {
+	for _, c := range []struct{ flag, had, want, source string }{
+		{"", "", "", ""}, {"", "Exports", "Exports", "as it is"}, {"exports", "", "Exports", "--admit"},
+		{"exports", "Exports", "Exports", "--admit"}, {"all", "Exports", "", ""}, {"all", "", "", ""},
+	} {
+		s := &Site{options: &Options{Admit: c.flag}, wishes: &Wishes{}, Found: &terms.Cluster{}}
+		e := &End{Site: s, Spec: &peering.Spec{Peer: "milan", Role: "Client", Admit: c.had},
+			had: &manifests.Gateway{Peering: "milan", Image: "old"}}
+		need.NoError(t, e.decide())
+		source := ""
+		for _, l := range e.Lines {
+			if l.What == "admits" {
+				source = l.Source
+			}
+		}
+		if e.Spec.Admit != c.want || source != c.source {
+			t.Errorf("--admit %q where it is %q: %q by %q, want %q by %q", c.flag, c.had, e.Spec.Admit, source, c.want,
+				c.source)
+		}
+	}
+}
+
 // TestPushLacks: an image without a program for some nodes is refused, and what they need is named.
 func TestPushLacks(t *testing.T) {
 	found := &terms.Cluster{Archs: []string{"amd64", "arm64", "s390x"}}

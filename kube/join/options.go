@@ -25,6 +25,7 @@ type Options struct {
 	Avoid    []netip.Prefix // what nothing that is chosen may overlap
 	Image    string         // of culvert; "": the one that is installed
 	Archs    []string       // for which Image is about to be pushed; nil: it is there
+	Admit    string         // all or exports: what peers may open connections to; "": as it is, or all
 	Replicas int            // pods of each gateway; 0: as it is, or 1
 	Expose   string         // type of a Server's Service; "": as it is, or what the cluster has
 	Endpoint string         // by which the Client reaches the Server; "": that of its Service
