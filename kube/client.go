@@ -13,8 +13,8 @@ import (
 )
 
 // NewClient returns a client that leaves large parts of objects as json.RawMessage, to be parsed
-// into other types: specs, and the endpoints and ports of an EndpointSlice. Such objects cannot be
-// copied by DeepCopy.
+// into other types: specs, the endpoints and ports of an EndpointSlice, and the services of
+// PeerExports. Such objects cannot be copied by DeepCopy.
 func NewClient(c *rest.Config) (dynamic.Interface, error) {
 	c = dynamic.ConfigFor(c)
 	c.NegotiatedSerializer = rawSpecs{c.NegotiatedSerializer}
@@ -86,7 +86,7 @@ func readObject(data []byte) (map[string]any, error) {
 		var value any
 		var err error
 		switch name {
-		case "spec", "endpoints", "ports", "managedFields":
+		case "spec", "endpoints", "ports", "services", "managedFields":
 			value = part
 		case "metadata":
 			value, err = readObject(part)

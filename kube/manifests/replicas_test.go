@@ -71,7 +71,7 @@ func TestGatewayReplicas(t *testing.T) {
 		any("--leader-election")) {
 		t.Errorf("args %v", args)
 	}
-	if rules := valueAt(all["Role culvert"], "rules").([]any); len(rules) != 7 {
+	if rules := valueAt(all["Role culvert"], "rules").([]any); len(rules) != 8 {
 		t.Errorf("%d rules", len(rules))
 	}
 	pods := valueAt(d, "spec", "selector")

@@ -25,6 +25,7 @@ var (
 	Namespaces          = Resource("v1", "Namespace")
 	NetworkPolicies     = Resource("networking.k8s.io/v1", "NetworkPolicy")
 	Nodes               = Resource("v1", "Node")
+	PeerExports         = Resource(Culvert, "PeerExports")
 	Peerings            = Resource(Culvert, "Peering")
 	Pods                = Resource("v1", "Pod")
 	Reviews             = Resource("authorization.k8s.io/v1", "SelfSubjectAccessReview")
@@ -32,6 +33,7 @@ var (
 	Roles               = Resource("rbac.authorization.k8s.io/v1", "Role")
 	Secrets             = Resource("v1", "Secret")
 	ServiceCIDRs        = Resource("networking.k8s.io/v1", "ServiceCIDR")
+	ServiceExports      = Resource("multicluster.x-k8s.io/v1beta1", "ServiceExport")
 	Services            = Resource("v1", "Service")
 	TunnelNodes         = Resource(Culvert, "TunnelNode")
 )
@@ -41,7 +43,7 @@ func LiqoResource(kind string) schema.GroupVersionResource { return Resource(Liq
 
 // Resource returns the API resource of a kind.
 func Resource(apiVersion, kind string) schema.GroupVersionResource {
-	plural := strings.ToLower(kind) + "s"
+	plural := strings.TrimSuffix(strings.ToLower(kind), "s") + "s"
 	if stem, ok := strings.CutSuffix(plural, "ys"); ok {
 		plural = stem + "ies" // also of a PublicKey
 	}

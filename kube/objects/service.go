@@ -22,15 +22,17 @@ type ServiceSpec struct {
 	ClusterIP  string   `json:"clusterIP"`
 	ClusterIPs []string `json:"clusterIPs"`
 	Ports      []struct {
-		Name     string `json:"name"`
-		Protocol string `json:"protocol"`
-		Port     int64  `json:"port"`
-		NodePort int64  `json:"nodePort"`
+		Name        string `json:"name"`
+		Protocol    string `json:"protocol"`
+		Port        int64  `json:"port"`
+		NodePort    int64  `json:"nodePort"`
+		AppProtocol string `json:"appProtocol"`
 	} `json:"ports"`
 	ExternalIPs              []string `json:"externalIPs"`
 	LoadBalancerSourceRanges []string `json:"loadBalancerSourceRanges"`
 	ExternalTrafficPolicy    string   `json:"externalTrafficPolicy"`
 	InternalTrafficPolicy    string   `json:"internalTrafficPolicy"`
+	TrafficDistribution      string   `json:"trafficDistribution"`
 	SessionAffinity          string   `json:"sessionAffinity"`
 	SessionAffinityConfig    struct {
 		ClientIP struct {

@@ -58,5 +58,16 @@
 // silent: it compares with the last complete list. Events are about the Peering, because a gateway
 // may not write any elsewhere.
 //
+// # Multi-cluster Services
+//
+//	ServiceExports, Services, EndpointSlices ─► Gateway.share ─► exports.Service ─► package exports ═► peer
+//	                                            peer ═► package exports ─► PeerExports ─► culvert multicluster
+//
+// The peer hears of the ServiceExports of the namespaces in spec.services.export, with the addresses
+// that endpoints have here. What it tells of its own goes into one object, PeerExports, and nothing
+// of it is judged: a gateway may write nothing else, so its token is of no use to reach Services.
+// share.go and peerexports.go have the two ways. Both lists, of labels and of ServiceExports, are one
+// to package exports.
+//
 // Only IPv4 crosses these peerings so far.
 package peering

@@ -37,6 +37,7 @@ type serviceExchange struct {
 	source   *GatewaySource
 	exchange *exports.Exchange
 	imports  chan struct{} // there may be something to write
+	news     chan struct{} // for PeerExports
 
 	// Guarded by source.mu.
 	services, slices map[string]*unstructured.Unstructured // that look imported by this Peering, by namespace/name
@@ -44,6 +45,8 @@ type serviceExchange struct {
 	known            bool
 	fault            string   // of the peer's list
 	refused          []string // exports of the peer that were refused or could not be written
+	shared           int      // Services of ServiceExports of the peer
+	unwritten        why      // PeerExports
 
 	// For write only.
 	hear     *rate.Limiter
@@ -51,14 +54,16 @@ type serviceExchange struct {
 
 	// For GatewaySource.Run only.
 	began     time.Time
-	refollow  func(kube.Set) // made by start: follows EndpointSlices in place of those so far
+	follow    func(kube.Set) // made by start, as refollow
+	refollow  func(kube.Set) // follows EndpointSlices in place of those so far
+	following bool           // ServiceExports
 	relists   *rate.Limiter
 	connected bool
 }
 
 func newServiceExchange(source *GatewaySource) *serviceExchange {
 	return &serviceExchange{
-		source: source, imports: make(chan struct{}, 1),
+		source: source, imports: make(chan struct{}, 1), news: make(chan struct{}, 1),
 		services: map[string]*unstructured.Unstructured{}, slices: map[string]*unstructured.Unstructured{},
 		hear: rate.NewLimiter(rate.Every(hearInterval), hearBurst), importer: newImporter(source),
 		relists: rate.NewLimiter(rate.Every(relistInterval), 1),
@@ -107,6 +112,7 @@ func (x *serviceExchange) needs() (sets []string) {
 	if x.began.IsZero() {
 		x.began = x.source.now()
 	}
+	x.followExports()
 	if x.source.loop.Complete(setExported) {
 		x.followSlices()
 	}
@@ -125,8 +131,29 @@ func (x *serviceExchange) needs() (sets []string) {
 	return sets
 }
 
-// followSlices follows the EndpointSlices of the Services that have an address of the external
-// CIDR, and forgets others: a cluster has many.
+// followExports follows ServiceExports once the Peering lets the peer hear of some. A cluster need
+// not know the kind.
+//
+// Preconditions: x.source.mu is held.
+// +checklocksignore: its caller holds the lock by another name
+func (x *serviceExchange) followExports() {
+	g := x.source.state
+	if g.good == nil || len(g.good.Services.Export) == 0 {
+		g.sharesKnown, g.sharesRefused = true, false
+		return
+	}
+	if !x.following {
+		x.following = true
+		x.follow(into(kindServiceExport, "", table[*serviceExport](g.serviceExports), readServiceExport))
+	}
+	loop := x.source.loop
+	whole := loop.Complete(kindServiceExport)
+	g.sharesRefused = loop.Causes.Refuses("list " + paths[kindServiceExport].Resource)
+	g.sharesKnown = (whole || g.sharesRefused) && loop.Complete(kindService)
+}
+
+// followSlices follows the EndpointSlices of the Services that have an address of the external CIDR
+// or a ServiceExport, and forgets others: a cluster has many.
 //
 // Preconditions: x.source.mu is held.
 // +checklocksignore: its caller holds the lock by another name
@@ -135,12 +162,15 @@ func (x *serviceExchange) followSlices() {
 	if g.assigned == nil && g.peering != nil && g.good != nil { // there was no plan yet
 		g.exportsKnown = true
 		g.exportTo(&Plan{})
+		g.share(&Plan{})
 	}
-	if !g.slices.want(g.assigned) || !x.relists.AllowN(x.source.now(), 1) {
+	wanted := maps.Clone(g.sharing)
+	maps.Copy(wanted, g.assigned)
+	if !g.slices.want(wanted) || !x.relists.AllowN(x.source.now(), 1) {
 		return
 	}
 	names := map[string]bool{}
-	for name := range g.assigned {
+	for name := range wanted {
 		g.slices.begin(name)
 		names[name.Name] = true
 	}
@@ -162,6 +192,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 	const headers = 28 // of IPv4 and UDP
 	x.exchange = exports.New(int(mtu) - headers)
 	g.Exchange(x.exchange.Receive)
+	x.follow = func(w kube.Set) { tasks.Go(func() { x.source.loop.Follow(ctx, w) }) }
 	stop, ended := func() {}, make(chan struct{})
 	close(ended)
 	x.refollow = func(w kube.Set) {
@@ -179,6 +210,7 @@ func (x *serviceExchange) start(ctx context.Context, tasks *sync.WaitGroup, g Ru
 	}
 	tasks.Go(func() { x.talk(ctx, g) })
 	tasks.Go(func() { x.write(ctx, g) })
+	tasks.Go(func() { x.writePeerExports(ctx, g) })
 }
 
 // talk sends datagrams when they are due.
@@ -213,6 +245,10 @@ func (x *serviceExchange) write(ctx context.Context, g Running) {
 			return
 		case <-x.exchange.Changed():
 			changed = true
+			select {
+			case x.news <- struct{}{}:
+			default:
+			}
 		case <-x.imports:
 		case <-tick.C:
 		}
@@ -224,6 +260,7 @@ func (x *serviceExchange) write(ctx context.Context, g Running) {
 			x.heard = slices.DeleteFunc(slices.Clone(all), func(s *exports.Service) bool {
 				return s.Type != exports.Labelled
 			})
+			x.shared = len(all) - len(x.heard)
 			x.source.mu.Unlock()
 		}
 		if g.Speaks() {
@@ -240,7 +277,7 @@ func (x *serviceExchange) rest() {
 	x.source.mu.Lock()
 	defer x.source.mu.Unlock()
 	x.exchange.Forget()
-	x.heard, x.fault, x.known = nil, "", false
+	x.heard, x.fault, x.known, x.shared, x.unwritten = nil, "", false, 0, why{}
 }
 
 // tellPeer starts sending the exports of a plan.
@@ -250,8 +287,8 @@ func (x *serviceExchange) tellPeer(plan *Plan, check kube.Check) {
 		x.exchange.Reached()
 	}
 	x.connected = now
-	if plan.Exports != nil {
-		x.exchange.Tell(plan.Exports)
+	if plan.Exports != nil && plan.Shared != nil {
+		x.exchange.Tell(slices.Concat(plan.Exports, plan.Shared))
 	}
 	select {
 	case x.imports <- struct{}{}:
@@ -295,14 +332,16 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 	case len(plan.ExportFaults) > 0:
 		exported = &Condition{Type: Exported, Status: "False", Reason: refusedExports,
 			Message: summary(plan.ExportFaults)}
-	case len(plan.Status.Exports) > 0 && silent:
+	case len(plan.Status.Exports)+len(plan.Shared) > 0 && silent:
 		exported = &Condition{Type: Exported, Status: "False", Reason: "PeerSilent",
 			Message: "the peer does not acknowledge the Services that are exported; does its gateway run this version of culvert?"}
-	case len(plan.Status.Exports) > 0:
+	case len(plan.Status.Exports)+len(plan.Shared) > 0:
 		exported = &Condition{Type: Exported, Status: "True", Reason: "AllServices"}
 	}
-	wanted := plan.Peering != nil && plan.Peering.Imports != ""
+	wanted := plan.Peering != nil && (plan.Peering.Imports != "" || len(plan.Peering.Services.Import) > 0)
 	switch {
+	case wanted && x.unwritten != (why{}):
+		imported = &Condition{Type: Imported, Status: "False", Reason: x.unwritten.reason, Message: x.unwritten.message}
 	case wanted && x.fault != "":
 		imported = &Condition{Type: Imported, Status: "False", Reason: "Unreadable",
 			Message: "the peer's list of Services is refused: " + x.fault}
@@ -316,6 +355,10 @@ func (x *serviceExchange) conditions(plan *Plan) (exported, imported *Condition)
 		imported = &Condition{Type: Imported, Status: "False", Reason: notWanted,
 			Message: fmt.Sprintf("the peer exports %d Services; spec.imports names the namespace for them",
 				len(x.heard))}
+	case x.shared > 0:
+		imported = &Condition{Type: Imported, Status: "False", Reason: notWanted,
+			Message: fmt.Sprintf("the peer exports %d Services; spec.services.import names the namespaces for them",
+				x.shared)}
 	}
 	return exported, imported
 }
@@ -334,7 +377,10 @@ func (x *serviceExchange) faults(plan *Plan) []kube.Fault {
 	for _, text := range x.refused {
 		all = append(all, x.source.fault(plan, thePeer, text))
 	}
-	if x.fault != "" && plan.Peering != nil && plan.Peering.Imports != "" {
+	if x.unwritten != (why{}) {
+		all = append(all, x.source.fault(plan, kindPeerExports, x.unwritten.message))
+	}
+	if x.fault != "" && plan.Peering != nil && (plan.Peering.Imports != "" || len(plan.Peering.Services.Import) > 0) {
 		all = append(all, x.source.fault(plan, thePeer, "the peer's list of Services is refused: "+x.fault))
 	}
 	return all

@@ -62,10 +62,6 @@ func (e *exported) nameThere() string { return importName(e.Meta.Name, e.Meta.Na
 
 func importName(name, namespace string) string { return name + "-" + namespace }
 
-func readSlice(u *unstructured.Unstructured) *service.Slice {
-	return service.ReadSlice(objects.Of(kindSlice, u))
-}
-
 // ExportStatus is the address of the external CIDR that stands for a Service. It does not change
 // while the Service is exported.
 type ExportStatus struct {
@@ -104,7 +100,7 @@ func (g *Gateway) exportTo(d *Plan) {
 			delete(taken, a)
 		}
 	}
-	endpoints := newShares(maxBackends)
+	endpoints := newShares[*exported](maxBackends)
 	for _, e := range chosen {
 		key := e.Meta.Namespace + "/" + e.Meta.Name
 		a, ok := held[key]
@@ -123,7 +119,7 @@ func (g *Gateway) exportTo(d *Plan) {
 			for _, s := range g.slicesOf(e) {
 				n += s.Len()
 			}
-			endpoints.add(e, n*len(e.Ports(nil)))
+			endpoints.add(e, e.Meta.Namespace, n*len(e.Ports(nil)))
 		}
 	}
 	for _, e := range endpoints.inTurn() {
@@ -152,8 +148,11 @@ func byName(a, b *exports.Service) int {
 	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
-func (g *Gateway) slicesOf(e *exported) []*service.Slice {
-	return g.slices.of(e.serviceName())
+func (g *Gateway) slicesOf(e *exported) (all []*service.Slice) {
+	for _, s := range g.slices.of(e.serviceName()) {
+		all = append(all, s.Slice)
+	}
+	return all
 }
 
 // serviceName returns the Service's name in this cluster.
@@ -181,7 +180,7 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 	if e := g.good.External; e.IsValid() {
 		addresses = 1<<(32-e.Bits()) - 1 // the first one stands for unknown sources
 	}
-	shares := newShares(maxPorts, max(addresses, 1))
+	shares := newShares[*exported](maxPorts, max(addresses, 1))
 	for _, key := range keys {
 		e := g.exported[key]
 		if e.refused != "" {
@@ -193,7 +192,7 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 			continue
 		}
 		owners[e.nameThere()] = key
-		shares.add(e, len(e.Ports(nil)), 1)
+		shares.add(e, e.Meta.Namespace, len(e.Ports(nil)), 1)
 	}
 	for _, e := range shares.inTurn() {
 		if n := len(e.Ports(nil)); total+n > maxPorts {
@@ -216,28 +215,28 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 }
 
 // Shares put Services in an order in which no namespace takes from another what it has less of.
-type shares struct {
+type shares[S any] struct {
 	most []int            // of each resource
 	had  map[string][]int // by namespace
-	all  []shared
+	all  []part[S]
 }
 
-type shared struct {
-	*exported
+type part[S any] struct {
+	of   S
 	part float64 // the largest part of a resource that the namespace has with this Service
 }
 
-func newShares(most ...int) *shares { return &shares{most: most, had: map[string][]int{}} }
+func newShares[S any](most ...int) *shares[S] { return &shares[S]{most: most, had: map[string][]int{}} }
 
 // add adds a Service that needs n of each resource. Of one namespace, those that are added first
 // come first.
-func (s *shares) add(e *exported, n ...int) {
-	had := s.had[e.Meta.Namespace]
+func (s *shares[S]) add(of S, namespace string, n ...int) {
+	had := s.had[namespace]
 	if had == nil {
 		had = make([]int, len(s.most))
-		s.had[e.Meta.Namespace] = had
+		s.had[namespace] = had
 	}
-	x := shared{exported: e}
+	x := part[S]{of: of}
 	for i := range n {
 		had[i] += n[i]
 		x.part = max(x.part, float64(had[i])/float64(s.most[i]))
@@ -246,10 +245,10 @@ func (s *shares) add(e *exported, n ...int) {
 }
 
 // inTurn returns the Services in order.
-func (s *shares) inTurn() (all []*exported) {
-	slices.SortStableFunc(s.all, func(a, b shared) int { return cmp.Compare(a.part, b.part) })
+func (s *shares[S]) inTurn() (all []S) {
+	slices.SortStableFunc(s.all, func(a, b part[S]) int { return cmp.Compare(a.part, b.part) })
 	for _, x := range s.all {
-		all = append(all, x.exported)
+		all = append(all, x.of)
 	}
 	return all
 }
@@ -280,15 +279,15 @@ func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (
 
 // A sliceIndex has the EndpointSlices of wanted Services by namespace/name and by Service.
 type sliceIndex struct {
-	table[*service.Slice]
-	services map[service.Name]table[*service.Slice]
+	table[*slice]
+	services map[service.Name]table[*slice]
 	wanted   map[service.Name]bool
 	listing  map[service.Name]bool // of these, those whose EndpointSlices are not all known yet
 	counted  map[service.Name]bool // those with so many endpoints that only their number is kept
 }
 
 func newSliceIndex() *sliceIndex {
-	return &sliceIndex{table[*service.Slice]{}, map[service.Name]table[*service.Slice]{}, map[service.Name]bool{},
+	return &sliceIndex{table[*slice]{}, map[service.Name]table[*slice]{}, map[service.Name]bool{},
 		map[service.Name]bool{},
 		map[service.Name]bool{}}
 }
@@ -345,12 +344,12 @@ func (x *sliceIndex) began() func() {
 	}
 }
 
-func (x *sliceIndex) set(key string, s *service.Slice) {
+func (x *sliceIndex) set(key string, s *slice) {
 	if s != nil && !x.wanted[s.Of] {
 		s = nil
 	}
 	if s != nil && x.counted[s.Of] {
-		s = s.Count()
+		s = &slice{Slice: s.Count()}
 	}
 	if was := x.table[key]; was != nil {
 		if x.services[was.Of].set(key, nil); len(x.services[was.Of]) == 0 {
@@ -361,14 +360,14 @@ func (x *sliceIndex) set(key string, s *service.Slice) {
 		return
 	}
 	if x.services[s.Of] == nil {
-		x.services[s.Of] = table[*service.Slice]{}
+		x.services[s.Of] = table[*slice]{}
 	}
 	x.services[s.Of].set(key, s)
 }
 
-func (x *sliceIndex) of(name service.Name) (all []*service.Slice) {
-	for _, s := range x.services[name] {
-		all = append(all, s)
+func (x *sliceIndex) of(name service.Name) (all []*slice) {
+	for _, key := range slices.Sorted(maps.Keys(x.services[name])) {
+		all = append(all, x.services[name][key])
 	}
 	return all
 }

@@ -14,7 +14,8 @@ import (
 var paths = map[string]schema.GroupVersionResource{
 	KindPeering: objects.Peerings, KindTunnelNode: objects.TunnelNodes, kindNode: objects.Nodes, kindPod: objects.Pods,
 	kindService: objects.Services, kindSlice: objects.EndpointSlices, kindRole: objects.Roles,
-	kindServiceCIDR: objects.ServiceCIDRs,
+	kindServiceCIDR: objects.ServiceCIDRs, kindServiceExport: objects.ServiceExports,
+	kindPeerExports: objects.PeerExports,
 
 	setOthers: objects.Peerings, setExported: objects.Services, setImported: objects.Services,
 	setImportedSlices: objects.EndpointSlices,

@@ -56,15 +56,24 @@ type Gateway struct {
 	assigned     map[service.Name]bool // the Services that have an address by the last plan; nil: there was none
 	exportsKnown bool                  // all exported Services are known
 	told         []*exports.Service    // Exports of the last plan
-	term         int64                 // the term that this gateway has written; 0: none yet
-	displaced    string                // the pod that was active before this one
+	// ServiceExports and Services, by namespace/name, and what the last plan has made of them; nil:
+	// nothing yet.
+	serviceExports map[string]*serviceExport
+	offers         map[string]*offer
+	shared         map[service.Name]*shared
+	sharing        map[service.Name]bool // those whose EndpointSlices are needed
+	sharesKnown    bool                  // all ServiceExports and Services are known, or none is followed
+	sharesRefused  bool                  // the API server does not show ServiceExports
+	term           int64                 // the term that this gateway has written; 0: none yet
+	displaced      string                // the pod that was active before this one
 }
 
 // NewGateway returns the Gateway of a cluster without objects.
 func NewGateway(self Self) *Gateway {
 	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: newPodIndex(),
 		holders: map[netip.Addr]string{}, others: map[string]*Peering{}, services: map[string]*clusterIPs{},
-		exported: map[string]*exported{}, slices: newSliceIndex()}
+		exported: map[string]*exported{}, slices: newSliceIndex(),
+		serviceExports: map[string]*serviceExport{}, offers: map[string]*offer{}}
 }
 
 // put sets the current Peering; nil if it has gone.
@@ -174,7 +183,8 @@ type Plan struct {
 	unready  map[string]bool // the nodes of Unready
 
 	Services []config.Service   // one for each exported port
-	Exports  []*exports.Service // the same, for the peer
+	Exports  []*exports.Service // the same, for the peer; nil: they are not known
+	Shared   []*exports.Service // those of ServiceExports, for the peer; nil: they are not known
 	// parts of Services that are not exported, each with the Service and the path of a field
 	ExportFaults []string
 	ExternalFull bool // an exported Service has no address
@@ -209,6 +219,7 @@ func (g *Gateway) Plan() *Plan {
 	g.latecomers(d)
 	slices.Sort(d.Faults[own:]) // another order would be another status
 	g.exportTo(d)
+	g.share(d)
 	for i := range d.Status.Nodes {
 		d.Status.Nodes[i].Disputed = d.disputed[d.Status.Nodes[i].Name]
 	}

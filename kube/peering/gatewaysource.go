@@ -168,7 +168,7 @@ func (s *GatewaySource) members() kube.Set {
 func (s *GatewaySource) others() []kube.Set {
 	return []kube.Set{
 		into(setOthers, s.self.Namespace, table[*Peering](s.state.others), s.state.readOther),
-		into(kindService, "", table[*clusterIPs](s.state.services), readService),
+		into(kindService, "", offers{s.state}, readOffer),
 	}
 }
 

@@ -187,7 +187,7 @@ func TestManyEndpoints(t *testing.T) {
 			d = g.Plan()
 		}
 		for key, s := range g.slices.table {
-			if counted := *s == *s.Count(); counted != (key == "shop/large-1" && c.fault != "") {
+			if counted := *s.Slice == *s.Slice.Count(); counted != (key == "shop/large-1" && c.fault != "") {
 				t.Errorf("%d endpoints: of %s the number alone is kept: %t", c.endpoints, key, counted)
 			}
 		}

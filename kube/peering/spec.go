@@ -53,6 +53,14 @@ type Spec struct {
 	Remote       SpecRemote `json:"remote,omitzero"`   // missing until the peer has sent it, like PublicKey
 	Imports      string     `json:"imports,omitempty"` // a namespace
 	Admit        string     `json:"admit,omitempty"`   // All, as without it, or Exports
+	// Services says which ServiceExports the peer hears of, and where its own go.
+	Services SpecServices `json:"services,omitzero"`
+}
+
+// SpecServices is the namespaces in which two clusters have Services in common; "*" is all.
+type SpecServices struct {
+	Export []string `json:"export,omitempty"`
+	Import []string `json:"import,omitempty"`
 }
 
 // SpecLocal is what the peer may know about this cluster.
@@ -138,7 +146,20 @@ type Peering struct {
 	Remote        []rules.RemoteCIDR
 	Admit         config.Admit
 	Imports       string // namespace for the peer's exported Services; "": they are not imported
+	Services      SpecServices
 }
+
+// Exports reports whether the peer hears of ServiceExports in a namespace.
+func (p *Peering) Exports(namespace string) bool { return admits(p.Services.Export, namespace) }
+
+// ImportsInto reports whether Services of the peer come into a namespace.
+func (p *Peering) ImportsInto(namespace string) bool { return admits(p.Services.Import, namespace) }
+
+func admits(all []string, namespace string) bool {
+	return slices.Contains(all, allNamespaces) || slices.Contains(all, namespace)
+}
+
+const allNamespaces = "*"
 
 func (p *Peering) add(field, format string, args ...any) {
 	p.Faults = append(p.Faults, field+": "+fmt.Sprintf(format, args...))
@@ -177,6 +198,9 @@ func (p *Peering) read(s *Spec) {
 	if p.Imports = s.Imports; s.Imports != "" {
 		e.Name("spec.imports", s.Imports, configfile.MaxLabel)
 	}
+	p.Services = s.Services
+	p.namespaces("spec.services.export", s.Services.Export)
+	p.namespaces("spec.services.import", s.Services.Import)
 	if err := e.Err(); err != nil {
 		p.Faults = append(p.Faults, strings.Split(err.Error(), "\n")...)
 	}
@@ -239,6 +263,14 @@ func (p *Peering) read(s *Spec) {
 		p.remap("spec.remote.externalCIDR", s.Remote.ExternalCIDR, true)
 	}
 	p.overlaps()
+}
+
+func (p *Peering) namespaces(field string, all []string) {
+	for i, name := range all {
+		if name != allNamespaces && (!dnsLabel.MatchString(name) || len(name) > maxLabel) {
+			p.add(fmt.Sprintf("%s[%d]", field, i), "%q is neither a namespace nor *, which is all", name)
+		}
+	}
 }
 
 func (p *Peering) checkEndpoint() {
