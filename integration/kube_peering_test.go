@@ -32,6 +32,7 @@ type peeringLab struct {
 	agents      []*peerProcess
 	gateway     *peerProcess
 	imports     string // namespace for what the peer exports
+	services    object // spec.services
 }
 
 // newPeeringLabs builds two clusters with the same CIDRs. flags are more flags of rome's API
@@ -105,6 +106,9 @@ func (p *peeringLab) peering() object {
 	}
 	if p.imports != "" {
 		spec["imports"] = p.imports
+	}
+	if p.services != nil {
+		spec["services"] = p.services
 	}
 	return object{"apiVersion": peeringVersion, "kind": "Peering", "metadata": object{"name": p.remote.name,
 		"namespace": peeringNamespace}, "spec": spec}

@@ -63,11 +63,11 @@
 //	ServiceExports, Services, EndpointSlices ─► Gateway.share ─► exports.Service ─► package exports ═► peer
 //	                                            peer ═► package exports ─► PeerExports ─► culvert multicluster
 //
-// The peer hears of the ServiceExports of the namespaces in spec.services.export, with the addresses
-// that endpoints have here. What it tells of its own goes into one object, PeerExports, and nothing
-// of it is judged: a gateway may write nothing else, so its token is of no use to reach Services.
-// share.go and peerexports.go have the two ways. Both lists, of labels and of ServiceExports, are one
-// to package exports.
+// The peer hears of the ServiceExports of the namespaces in spec.services.export, with the
+// addresses that endpoints have here (share.go). What it tells of its own goes into one object,
+// PeerExports (peerexports.go), and nothing of it is judged: a gateway may write nothing else for
+// it, so its token is of no use to reach Services. To package exports, the Services with
+// LabelExport and those of ServiceExports are one list.
 //
 // Only IPv4 crosses these peerings so far.
 package peering

@@ -19,14 +19,12 @@ import (
 const kindPeerExports = "PeerExports"
 
 const (
-	// Between two writes of PeerExports there is a pause, and one that is longer than a write took by
-	// a factor: a list may have 20,000 endpoints.
-	peerExportsPause  = 300 * time.Millisecond
-	peerExportsFactor = 10
-	retryPeerExports  = 5 * time.Second  // after the API server has refused a request
-	checkPeerExports  = 30 * time.Second // between two looks whether somebody has changed it
-	maxPeerExports    = 1_500_000        // bytes of JSON: etcd takes 1.5 MiB
-	reasonPeerExports = "NoPeerExports"
+	// The pause between two writes of PeerExports is as long as the last one took, which may have
+	// had 20,000 endpoints, and at least this.
+	peerExportsPause = 400 * time.Millisecond
+	retryPeerExports = 5 * time.Second  // after the API server has refused a request
+	checkPeerExports = 30 * time.Second // between two looks whether somebody has changed it
+	maxPeerExports   = 1_500_000        // bytes of JSON: etcd takes 1.5 MiB
 )
 
 // A why is the reason and the message of a condition.
@@ -74,23 +72,27 @@ func (w *peerExports) round(ctx context.Context) (again bool) {
 	p := s.state.good
 	wanted := p != nil && s.state.peering != nil && !s.state.peering.Deleting && len(p.Services.Import) > 0
 	s.mu.Unlock()
-	all, _, known := w.x.exchange.Heard()
-	if !wanted || !known {
+	now := s.now()
+	if wanted && now.Before(w.next) { // to read a list that changes all the time takes long, too
+		return true
+	}
+	var all []*exports.Service
+	if wanted {
+		all, _, wanted = w.x.exchange.Heard()
+	}
+	if !wanted {
 		w.have, w.told = nil, nil
 		w.say(why{})
 		return false
 	}
+	w.next = now.Add(peerExportsPause)
 	list := slices.DeleteFunc(slices.Clone(all), func(s *exports.Service) bool { return s.Type == exports.Labelled })
-	now := s.now()
 	if w.have != nil && slices.Equal(list, w.told) && now.Sub(w.looked) < checkPeerExports {
 		return false
 	}
-	if now.Before(w.next) {
-		return true
-	}
 	err := w.put(ctx, list, now)
 	w.looked = s.now()
-	w.next = w.looked.Add(max(peerExportsPause, peerExportsFactor*w.looked.Sub(now)))
+	w.next = w.looked.Add(max(peerExportsPause, w.looked.Sub(now)))
 	switch {
 	case err == nil:
 		w.say(why{})
@@ -131,9 +133,9 @@ func (w *peerExports) put(ctx context.Context, list []*exports.Service, now time
 		}
 		w.keep(u, nil)
 	}
-	u := with(w.have, "services", json.RawMessage(services))
-	u.Object["heard"] = now.UTC().Format(time.RFC3339)
-	u.Object["apiVersion"], u.Object["kind"] = objects.Culvert, kindPeerExports
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Culvert, "kind": kindPeerExports,
+		"metadata": w.have.Object["metadata"], "heard": now.UTC().Format(time.RFC3339),
+		"services": json.RawMessage(services)}}
 	written, err := client.Update(ctx, u, metav1.UpdateOptions{})
 	s.loop.Causes.Log(ctx, "update", objects.PeerExports.Resource, err)
 	if err == nil {
@@ -161,7 +163,7 @@ func whyNot(peering string, err error) why {
 	case err == errTooLarge:
 		return why{"TooLarge", "PeerExports " + peering + ": " + err.Error()}
 	case apierrors.IsNotFound(err):
-		return why{reasonPeerExports, "PeerExports " + peering + ": it is not there; culvert multicluster makes it, does it run?"}
+		return why{"NoPeerExports", "PeerExports " + peering + ": it is not there; culvert multicluster makes it, does it run?"}
 	case apierrors.IsForbidden(err):
 		return why{"Forbidden", "PeerExports " + peering +
 			": the gateway may not write it; culvert kube template --peering " + peering + " prints the rights"}

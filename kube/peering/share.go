@@ -222,8 +222,9 @@ func (g *Gateway) share(d *Plan) {
 		switch {
 		case s.told == nil:
 		case s.n > endpoints:
-			fault = fmt.Sprintf("it has %d endpoints, and others %d; at most %d may be exported, which namespaces share",
-				s.n, exports.MaxEndpoints-endpoints, exports.MaxEndpoints)
+			fault = fmt.Sprintf(
+				"it has %d endpoints, and others %d; at most %d may be exported, which namespaces share", s.n,
+				exports.MaxEndpoints-endpoints, exports.MaxEndpoints)
 			if !g.assigned[s.name] {
 				g.slices.count(s.name)
 			}
@@ -253,7 +254,8 @@ func inOrderOf(all map[service.Name]*shared) (list []*shared) {
 		list = append(list, s)
 	}
 	slices.SortFunc(list, func(a, b *shared) int {
-		return cmp.Or(a.export.created.Compare(b.export.created), strings.Compare(a.name.String(), b.name.String()))
+		return cmp.Or(a.export.created.Compare(b.export.created), strings.Compare(a.name.Namespace, b.name.Namespace),
+			strings.Compare(a.name.Name, b.name.Name))
 	})
 	return list
 }
@@ -266,7 +268,9 @@ func (s *shared) make() {
 	var wrong []netip.Addr
 	for _, x := range s.slices {
 		s.n += x.Len()
-		i := slices.IndexFunc(told.Endpoints, func(g exports.Group) bool { return slices.Equal(g.Ports, x.group.Ports) })
+		i := slices.IndexFunc(told.Endpoints, func(g exports.Group) bool {
+			return slices.Equal(g.Ports, x.group.Ports)
+		})
 		if i < 0 {
 			i = len(told.Endpoints)
 			told.Endpoints = append(told.Endpoints, exports.Group{Ports: x.group.Ports})

@@ -112,7 +112,8 @@ func TestShare(t *testing.T) {
 	for name, change := range map[string]func(){
 		"an ExternalName": func() { have(t, g, webService, "clusterIP: 10.96.0.10,", "type: ExternalName,") },
 		"another peer": func() {
-			have(t, g, webExport, "namespace: shop,", "namespace: shop, annotations: {culvert.io/export-to: 'paris, vienna'},")
+			have(t, g, webExport, "namespace: shop,",
+				"namespace: shop, annotations: {culvert.io/export-to: 'paris, vienna'},")
 		},
 		"no namespace":   func() { g.good.Services.Export = []string{"pay"} },
 		"a deleted one":  func() { delete(g.serviceExports, "shop/web") },
@@ -128,7 +129,8 @@ func TestShare(t *testing.T) {
 		if change(); len(g.Plan().Shared) != 0 || g.Plan().Shared == nil {
 			t.Errorf("%s: %s", name, text(t, g.Plan().Shared))
 		}
-		have(t, g, webExport, "namespace: shop,", "namespace: shop, annotations: {culvert.io/export-to: 'paris, milan'},")
+		have(t, g, webExport, "namespace: shop,",
+			"namespace: shop, annotations: {culvert.io/export-to: 'paris, milan'},")
 		have(t, g, webSlice)
 	}
 }
@@ -211,7 +213,7 @@ func TestShareLimits(t *testing.T) {
 	add("small", 10, 5)
 	add("greedy", 600, 0)
 	d := g.Plan()
-	if n := told(d); n["small"] != 10 || n["greedy"] != 490 || !fault(d, "at most 500 may be exported, which namespaces") {
+	if n := told(d); n["small"] != 10 || n["greedy"] != 490 || !fault(d, "at most 500 may be exported, which") {
 		t.Errorf("%v, %.3q", n, d.ExportFaults)
 	}
 	clear(g.serviceExports)
@@ -252,7 +254,7 @@ func TestShareLimits(t *testing.T) {
 	have(t, g, webSlice, "10.244.1.5", "172.18.0.2")
 	d = g.Plan()
 	if len(d.Shared) != 1 || len(d.Shared[0].Endpoints[0].Addresses) != 4 || !fault(d,
-		"ServiceExport shop/web: its endpoint 172.18.0.2 is not in spec.local.podCIDRs of Peering milan, and left out") {
+		"ServiceExport shop/web: its endpoint 172.18.0.2 is not in spec.local.podCIDRs of Peering milan, and left") {
 		t.Errorf("%s, %q", text(t, d.Shared), d.ExportFaults)
 	}
 }
@@ -271,5 +273,35 @@ func TestServicesOfPeering(t *testing.T) {
 	if len(p.Faults) != 2 || !strings.HasPrefix(p.Faults[0], "spec.services.export[0]: ") ||
 		!strings.HasPrefix(p.Faults[1], "spec.services.import[0]: ") {
 		t.Errorf("%q", p.Faults)
+	}
+}
+
+// BenchmarkShare is the work for a changed EndpointSlice among 500 Services with 20,000 endpoints.
+func BenchmarkShare(b *testing.B) {
+	g := sharing(b, "shop")
+	part := func(i, first int) {
+		name := fmt.Sprintf("web%d", i)
+		u := object(b, webSlice, "name: web-1", "name: "+name+"-1", "service-name: web", "service-name: "+name)
+		var all []any
+		for k := range exports.MaxEndpoints / exports.MaxServices {
+			all = append(all, map[string]any{"addresses": []any{fmt.Sprintf("10.244.%d.%d", i&255, (first+k)&255)}})
+		}
+		u.Object["endpoints"] = all
+		g.slices.set(kube.KeyOf(u), readSlice(u))
+	}
+	for i := range exports.MaxServices {
+		name := fmt.Sprintf("web%d", i)
+		have(b, g, webExport, "name: web", "name: "+name)
+		have(b, g, webService, "name: web", "name: "+name)
+		part(i, 0)
+	}
+	x := exports.New(exports.MaxDatagram)
+	for i := 0; b.Loop(); i++ {
+		part(i%exports.MaxServices, i)
+		d := g.Plan()
+		x.Tell(slices.Concat(d.Exports, d.Shared))
+		if len(d.Shared) != exports.MaxServices {
+			b.Fatalf("%d Services", len(d.Shared))
+		}
 	}
 }
