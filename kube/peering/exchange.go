@@ -152,6 +152,22 @@ func (x *serviceExchange) followExports() {
 	g.sharesKnown = (whole || g.sharesRefused) && loop.Complete(kindService)
 }
 
+// waits reports whether the first plan must wait for ServiceExports, because without them it would
+// end the connections that spec.admit lets in for their sake.
+//
+// Preconditions: x.source.mu is held.
+// +checklocksignore: its caller holds the lock by another name
+func (x *serviceExchange) waits() bool {
+	g := x.source.state
+	if x.source.ready || g.peering == nil || g.good == nil || g.good.Admit != config.AdmitExports {
+		return false
+	}
+	if g.shared == nil {
+		g.share(&Plan{})
+	}
+	return g.shared == nil
+}
+
 // followSlices follows the EndpointSlices of the Services that have an address of the external CIDR
 // or a ServiceExport, and forgets others: a cluster has many.
 //

@@ -64,6 +64,7 @@ type Gateway struct {
 	sharing        map[service.Name]bool // those whose EndpointSlices are needed
 	sharesKnown    bool                  // all ServiceExports and Services are known, or none is followed
 	sharesRefused  bool                  // the API server does not show ServiceExports
+	admitted       []rules.Endpoint      // Admitted of the last plan
 	term           int64                 // the term that this gateway has written; 0: none yet
 	displaced      string                // the pod that was active before this one
 }
@@ -185,6 +186,8 @@ type Plan struct {
 	Services []config.Service   // one for each exported port
 	Exports  []*exports.Service // the same, for the peer; nil: they are not known
 	Shared   []*exports.Service // those of ServiceExports, for the peer; nil: they are not known
+	// Admitted is what the peer may open connections to beside Services, if it may not to all.
+	Admitted []rules.Endpoint
 	// parts of Services that are not exported, each with the Service and the path of a field
 	ExportFaults []string
 	ExternalFull bool // an exported Service has no address
@@ -219,7 +222,10 @@ func (g *Gateway) Plan() *Plan {
 	g.latecomers(d)
 	slices.Sort(d.Faults[own:]) // another order would be another status
 	g.exportTo(d)
-	g.share(d)
+	if g.share(d); g.good.Admit == config.AdmitExports && d.Shared != nil {
+		g.admitted = d.admitted()
+	}
+	d.Admitted = g.admitted
 	for i := range d.Status.Nodes {
 		d.Status.Nodes[i].Disputed = d.disputed[d.Status.Nodes[i].Name]
 	}
@@ -507,7 +513,9 @@ func (d *Plan) Config(base *config.Config) *config.Config {
 		c.Local.ExternalCIDRs = []netip.Prefix{p.External}
 		c.UnknownSource = rules.PairOf(p.UnknownSource())
 	}
-	c.Remote, c.Admit = p.Remote, p.Admit
+	if c.Remote, c.Admit = p.Remote, p.Admit; c.Admit == config.AdmitExports {
+		c.Exports = d.Admitted
+	}
 	return &c
 }
 

@@ -240,7 +240,7 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 			followPods()
 		}
 	}
-	whole := s.state.othersKnown && s.loop.Complete(want...)
+	whole := s.state.othersKnown && s.loop.Complete(want...) && !s.services.waits()
 	var plan *Plan
 	var u *unstructured.Unstructured
 	if whole {

@@ -13,6 +13,8 @@ import (
 	"culvert/gateway/exports"
 	"culvert/kube/objects"
 	"culvert/kube/service"
+	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // AnnotationPeers is the annotation of a ServiceExport that names, separated by commas, the only
@@ -247,6 +249,42 @@ func (g *Gateway) share(d *Plan) {
 		}
 	}
 }
+
+// admitted returns what the peer may open connections to if spec.admit is Exports: the endpoints of
+// the Services that it hears of.
+func (d *Plan) admitted() (all []rules.Endpoint) {
+	seen := map[rules.Endpoint]bool{}
+	for _, s := range d.Shared {
+		had := len(all)
+		for i := range s.Endpoints {
+			g := &s.Endpoints[i]
+			for _, p := range g.Ports {
+				protocol := protocolNumbers[p.Protocol]
+				if protocol == 0 || p.Port == 0 { // kube-proxy knows no port that stands for all
+					continue
+				}
+				for _, e := range g.Addresses {
+					x := rules.Endpoint{Prefix: netip.PrefixFrom(e.IP, e.IP.BitLen()), Protocol: protocol, Port: p.Port}
+					if !seen[x] {
+						seen[x], all = true, append(all, x)
+					}
+				}
+			}
+		}
+		if len(all) > maxBackends {
+			d.ExportFaults = append(d.ExportFaults, fmt.Sprintf(
+				"%s %s/%s: spec.admit of the Peering: its endpoints and others have more than %d ports; it is not admitted",
+				kindServiceExport, s.Namespace, s.Name, maxBackends))
+			for _, x := range all[had:] {
+				delete(seen, x)
+			}
+			all = all[:had]
+		}
+	}
+	return all
+}
+
+var protocolNumbers = map[string]uint8{"TCP": packet.TCP, "UDP": packet.UDP, "SCTP": packet.SCTP}
 
 // inOrderOf returns Services by the age of their ServiceExports.
 func inOrderOf(all map[service.Name]*shared) (list []*shared) {

@@ -3,6 +3,7 @@ package peering
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"culvert/gateway/config"
 	"culvert/gateway/exports"
 	"culvert/kube"
 	"culvert/kube/service"
@@ -256,6 +258,49 @@ func TestShareLimits(t *testing.T) {
 	if len(d.Shared) != 1 || len(d.Shared[0].Endpoints[0].Addresses) != 4 || !fault(d,
 		"ServiceExport shop/web: its endpoint 172.18.0.2 is not in spec.local.podCIDRs of Peering milan, and left") {
 		t.Errorf("%s, %q", text(t, d.Shared), d.ExportFaults)
+	}
+}
+
+// TestAdmitShared: with spec.admit: Exports, the peer may open connections to the endpoints of
+// ServiceExports, each once, and to what is exported by label, and to nothing else.
+func TestAdmitShared(t *testing.T) {
+	g := sharing(t, "shop")
+	for _, text := range []string{webExport, webService, webSlice} {
+		have(t, g, text)
+	}
+	have(t, g, webExport, "name: web", "name: api")
+	have(t, g, webService, "name: web", "name: api")
+	have(t, g, webSlice, "name: web-1", "name: api-1", "service-name: web", "service-name: api", "ports: [{name: http,",
+		"ports: [{name: all}, {name: icmp, port: 7, protocol: ICMP}, {name: dns, port: 53, protocol: UDP}, {name: http,",
+		"10.244.1.8", "203.0.113.9")
+	if d := g.Plan(); d.Admitted != nil || len(d.Config(base()).Exports) > 0 {
+		t.Errorf("without spec.admit: %v", d.Admitted)
+	}
+	g.good.Admit = config.AdmitExports
+	d := g.Plan()
+	c := d.Config(d.Peering.Base(base()))
+	got := map[string]bool{}
+	for _, x := range c.Exports {
+		got[fmt.Sprint(x.Prefix, " ", x.Protocol, " ", x.Port)] = true
+	}
+	want := map[string]bool{}
+	for k := 4; k <= 8; k++ {
+		want[fmt.Sprintf("10.244.1.%d/32 6 8080", k)] = true
+		if k < 8 {
+			want[fmt.Sprintf("10.244.1.%d/32 17 53", k)] = true
+		}
+	}
+	if err := config.Check(c); err != nil || !maps.Equal(got, want) || len(c.Exports) != len(want) {
+		t.Errorf("%v: %v, want %v", err, c.Exports, want)
+	}
+	g.sharesKnown = false
+	if d = g.Plan(); len(d.Admitted) != len(want) {
+		t.Errorf("while ServiceExports are not known: %v", d.Admitted)
+	}
+	g.sharesKnown = true
+	delete(g.serviceExports, "shop/api")
+	if d = g.Plan(); len(d.Admitted) != 5 {
+		t.Errorf("after one has been withdrawn: %v", d.Admitted)
 	}
 }
 
