@@ -136,9 +136,9 @@ func (p *peeringLab) internalCIDR() string {
 func (p *peeringLab) podCIDR() string { return p.kubeEnd.pods }
 
 // install applies the manifests and the Peering, and writes the kubeconfigs of the agents.
-func (p *peeringLab) install() {
+func (p *peeringLab) install(more ...string) {
 	p.t.Helper()
-	p.template("--peering=" + p.remote.name)
+	p.template(append(more, "--peering="+p.remote.name)...)
 	p.requireRestricted()
 	eventually(p.t, "the API server accepts the Peering", func() error { return p.api.admin.apply(p.peering()) })
 	p.awaitRights()

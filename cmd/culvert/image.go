@@ -93,8 +93,8 @@ func newImageSaveCommand() *cobra.Command {
 	})
 }
 
-// saveImage writes a file which every user may read, because nothing in an image is secret. It takes
-// the place of no device and no pipe, such as /dev/stdout.
+// saveImage writes a file which every user may read, because nothing in an image is secret. It
+// takes the place of no device and no pipe, such as /dev/stdout.
 func saveImage(file string, save func(io.Writer) error) error {
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		return fmt.Errorf("%s: is no file; name one, or - for standard output", file)

@@ -41,7 +41,7 @@ type Options struct {
 }
 
 // Label is the label by which others find the pod that forwards: one of the selected pods carries
-// it.
+// it. Without a Name, none does.
 type Label struct{ Selector, Name string }
 
 // An Elector takes part in an election for one gateway.

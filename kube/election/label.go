@@ -17,6 +17,9 @@ import (
 // checks again, because the previous gateway may have labelled itself late, and from then on once
 // per duration of a Lease, because somebody else may move the label.
 func (e *Elector) label(ctx context.Context) {
+	if e.Label.Name == "" {
+		return
+	}
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	var due time.Time

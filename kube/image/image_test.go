@@ -79,7 +79,10 @@ func TestPush(t *testing.T) {
 		c := f.Config
 		if f.Architecture != b.Arch || c.User != "65532:65532" || !slices.Equal(c.Entrypoint,
 			[]string{"/usr/bin/culvert"}) ||
-			!slices.Equal(c.Env, []string{"PATH=/usr/bin"}) || c.Labels["org.opencontainers.image.revision"] != "1234" {
+			!slices.Equal(
+				c.Env,
+				[]string{"PATH=/usr/bin"},
+			) || c.Labels["org.opencontainers.image.revision"] != "1234" {
 			t.Errorf("%s: %s %+v", b.Arch, f.Architecture, c)
 		}
 		layers, err := one.Layers()
@@ -251,7 +254,10 @@ func TestGuard(t *testing.T) {
 		}
 	}
 	plain := tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}
-	if err := explain(tag, plain, nil); !strings.Contains(err.Error(), "does not speak TLS; culvert image push --plain") {
+	if err := explain(tag, plain, nil); !strings.Contains(
+		err.Error(),
+		"does not speak TLS; culvert image push --plain",
+	) {
 		t.Errorf("a registry without TLS: %v", err)
 	}
 	if got := g.refused.Load(); got.host != "192.0.2.2:5000" {
@@ -335,11 +341,13 @@ func TestPushSlow(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			need.Bubble(t, func(t *testing.T) {
 				network, real := make(pipes), remote.DefaultTransport
-				remote.DefaultTransport = &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-					here, there := net.Pipe()
-					network <- there
-					return here, nil
-				}}
+				remote.DefaultTransport = &http.Transport{
+					DialContext: func(context.Context, string, string) (net.Conn, error) {
+						here, there := net.Pipe()
+						network <- there
+						return here, nil
+					},
+				}
 				defer func() { remote.DefaultTransport = real }()
 				ends := make(chan struct{})
 				server := &http.Server{Handler: tt.registry(silent(), ends)}
@@ -349,7 +357,8 @@ func TestPushSlow(t *testing.T) {
 				took := time.Since(began)
 				close(ends)
 				server.Close()
-				if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				if tt.want == "" && err != nil ||
+					tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 					t.Errorf("%v, want %q", err, tt.want)
 				}
 				if took < tt.least || took > tt.most {

@@ -61,7 +61,7 @@ func (im *Image) Push(ctx context.Context, ref, fallback string, o PushOptions) 
 	if err != nil {
 		return "", err
 	}
-	// Not in WriteIndex, whose errors do not tell a registry that refuses from a file that is broken.
+	// Not in WriteIndex, whose errors do not tell a registry that refuses from a broken file.
 	auth, err := authn.Resolve(ctx, authn.DefaultKeychain, tag.Context())
 	if err != nil {
 		return "", fmt.Errorf("%s: credentials: %s; mend the config.json of docker or the auth.json of podman",

@@ -34,6 +34,8 @@ var (
 	//
 	//go:embed kube-imports.yaml
 	Imports string
+	//go:embed kube-multicluster.yaml
+	multiclusterYAML string
 	// What values switch on: a gateway's NetworkPolicy, and what Prometheus and Grafana read.
 	//
 	//go:embed kube-policy.yaml

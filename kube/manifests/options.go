@@ -46,6 +46,9 @@ func optionsOf(object *yaml.Node) []option {
 	case "DaemonSet":
 		return podOptions("agents")
 	case "Deployment":
+		if switchOf(object) == multicluster {
+			return append(podOptions(multicluster), option{multicluster + ".replicas", path("spec.replicas"), false})
+		}
 		return podOptions("gateways")
 	case "Service":
 		return serviceOptions
@@ -56,9 +59,15 @@ func optionsOf(object *yaml.Node) []option {
 // switchOf returns the field of the values that has an object only where its enabled is true; ""
 // for an object that is always there.
 func switchOf(object *yaml.Node) string {
+	if at(object, "metadata", "name").Value == "culvert-multicluster" {
+		return multicluster
+	}
 	return map[string]string{"NetworkPolicy": "networkPolicy", "PodMonitor": "podMonitor", "ConfigMap": "dashboard",
 		"PrometheusRule": "alerts"}[at(object, "kind").Value]
 }
+
+// multicluster is the field of the values about Services of several clusters.
+const multicluster = "multicluster"
 
 // extraOptions are those of the objects that values switch on.
 var extraOptions = map[string][]option{
@@ -67,7 +76,8 @@ var extraOptions = map[string][]option{
 		{"podMonitor.interval", path("spec.podMetricsEndpoints.0.interval"), false}},
 	"dashboard": {{"dashboard.labels", path("metadata.labels"), false},
 		{"dashboard.annotations", path("metadata.annotations"), false}},
-	"alerts": {{"alerts.labels", path("metadata.labels"), false}},
+	"alerts":     {{"alerts.labels", path("metadata.labels"), false}},
+	multicluster: nil,
 }
 
 // with returns the objects that values want, with their options.

@@ -16,7 +16,10 @@ func Common(image string, v *Values) string {
 // commonObjects returns all objects that Common can have but the kinds, without options.
 func commonObjects(image string) []*yaml.Node {
 	all := parse(Nodes)
-	set(at(container(find(all, "DaemonSet")), "image"), image)
+	all = append(all, parse(multiclusterYAML)...)
+	for _, kind := range []string{"DaemonSet", "Deployment"} {
+		set(at(container(find(all, kind)), "image"), image)
+	}
 	for _, o := range parse(monitoringYAML) {
 		switch at(o, "kind").Value {
 		case "ConfigMap":

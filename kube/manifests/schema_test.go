@@ -26,7 +26,7 @@ func TestValues(t *testing.T) {
 		"image: ''":                                               `1:8: image: "" is not the name of culvert's image in a registry that all nodes reach`,
 		"image: 1":                                                "1:8: image: want a text; put it in quotes",
 		"images: a":                                               "1:9: images: no such field; did you mean image?",
-		"colour: a":                                               "1:9: colour: no such field; known here: agents, alerts, dashboard, digest, gateways, gatewaysOnly, global, image, imagePullPolicy, imagePullSecrets, networkPolicy, peerings, podMonitor",
+		"colour: a":                                               "1:9: colour: no such field; known here: agents, alerts, dashboard, digest, gateways, gatewaysOnly, global, image, imagePullPolicy, imagePullSecrets, multicluster, networkPolicy, peerings, podMonitor",
 		"image: a\nagents: {nodeselector: {}}":                    "2:10: agents.nodeselector: no such field; did you mean nodeSelector?",
 		"agents: {nodeSelector: {fast: true}}":                    "1:31: agents.nodeSelector.fast: want a text; put it in quotes",
 		"gateways: {tolerations: {key: a}}":                       "1:12: gateways.tolerations: want a list, such as [first, second]",

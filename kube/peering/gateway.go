@@ -97,7 +97,7 @@ func (g *Gateway) judge() {
 		return
 	}
 	if g.good == nil {
-		g.good = p.accepted()
+		g.good = p.Accepted()
 	}
 	if len(p.Faults) > 0 {
 		return
@@ -108,7 +108,7 @@ func (g *Gateway) judge() {
 		}
 		all, had := inOrder(g.others), map[string]*Peering{p.Metadata.Name: g.good}
 		for _, o := range all {
-			had[o.Metadata.Name] = o.accepted()
+			had[o.Metadata.Name] = o.Accepted()
 		}
 		g.refused = cmp.Or(taken(p, g.good.takes(), nil, g.nodes, g.services), besides(p, p, all, had))
 		if g.refused != "" {
@@ -124,7 +124,7 @@ func (g *Gateway) agree() {
 	if g.peering == nil {
 		return
 	}
-	if p := g.peering.accepted(); p != nil {
+	if p := g.peering.Accepted(); p != nil {
 		g.good = p
 	}
 }

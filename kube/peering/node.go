@@ -80,7 +80,7 @@ func (n *Node) Plan() *NodePlan {
 	all, had := inOrder(n.peerings), map[string]*Peering{}
 	for _, p := range all {
 		if had[p.Metadata.Name] = n.accepted[p.Metadata.Name]; !n.knows(p) { // the agent has just started
-			had[p.Metadata.Name] = p.accepted()
+			had[p.Metadata.Name] = p.Accepted()
 		}
 	}
 	for _, p := range all {
@@ -113,7 +113,7 @@ func (n *Node) Plan() *NodePlan {
 			}
 			continue
 		}
-		gateway := p.accepted()
+		gateway := p.Accepted()
 		peer.Behind = why != "" && fault == "" && (gateway == nil || !slices.Equal(gateway.takes(), p.takes()))
 		d.Peers = append(d.Peers, peer)
 	}

@@ -57,7 +57,7 @@ type Spec struct {
 	Services SpecServices `json:"services,omitzero"`
 }
 
-// SpecServices is the namespaces in which two clusters have Services in common; "*" is all.
+// SpecServices is the namespaces in which two clusters have Services in common.
 type SpecServices struct {
 	Export []string `json:"export,omitempty"`
 	Import []string `json:"import,omitempty"`
@@ -156,9 +156,11 @@ func (p *Peering) Exports(namespace string) bool { return admits(p.Services.Expo
 func (p *Peering) ImportsInto(namespace string) bool { return admits(p.Services.Import, namespace) }
 
 func admits(all []string, namespace string) bool {
-	return slices.Contains(all, allNamespaces) || slices.Contains(all, namespace)
+	return slices.Contains(all, namespace) ||
+		slices.Contains(all, allNamespaces) && !strings.HasPrefix(namespace, "kube-")
 }
 
+// allNamespaces stands for all namespaces but those of Kubernetes itself.
 const allNamespaces = "*"
 
 func (p *Peering) add(field, format string, args ...any) {
@@ -177,9 +179,9 @@ func ReadPeering(o *objects.Object) *Peering {
 	return p
 }
 
-// accepted returns the Peering as its gateway has it according to the status; nil if the status
+// Accepted returns the Peering as its gateway has it according to the status; nil if the status
 // does not say.
-func (p *Peering) accepted() *Peering {
+func (p *Peering) Accepted() *Peering {
 	if p.Status.Accepted == nil {
 		return nil
 	}

@@ -1,0 +1,233 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
+)
+
+// A multiclusterLab is a cluster in which culvert multicluster runs.
+type multiclusterLab struct {
+	*peeringLab
+	controller *peerProcess
+}
+
+// newMulticlusterLab installs everything, and starts gateway, agents and culvert multicluster.
+func newMulticlusterLab(t *testing.T, p *peeringLab) *multiclusterLab {
+	t.Helper()
+	for document := range strings.SplitSeq(p.client.run(os.Getenv(binaryEnv), "multicluster", "crds"), "\n---\n") {
+		var o object
+		need.NoError(t, yaml.Unmarshal([]byte(document), &o))
+		p.apply(o)
+	}
+	p.apply(namespace("shop"))
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	writeReadable(t, values, "multicluster: {enabled: true}\n")
+	p.install("--values=" + values)
+	p.masquerade()
+	m := &multiclusterLab{peeringLab: p}
+	for _, right := range []string{"list multicluster.x-k8s.io/serviceexports", "create /services",
+		"create discovery.k8s.io/endpointslices"} {
+		verb, resource, _ := strings.Cut(right, " ")
+		p.api.awaitRight(t, m.account(), verb, resource, "")
+	}
+	p.api.awaitRight(t, m.account(), "list", "culvert.io/peerexports", peeringNamespace)
+	p.startGateway("gateway-1")
+	for i := range kubeNodes {
+		p.startAgent(i)
+	}
+	m.start()
+	return m
+}
+
+func (m *multiclusterLab) account() string {
+	return "system:serviceaccount:" + peeringNamespace + ":culvert-multicluster"
+}
+
+func (m *multiclusterLab) start() {
+	m.controller = m.client.start(nil, os.Getenv(binaryEnv), "multicluster", "--namespace="+peeringNamespace,
+		"--kubeconfig="+m.api.kubeconfigOf(peeringNamespace, "culvert-multicluster"))
+}
+
+// share makes the Peering share the namespaces, in both directions.
+func (m *multiclusterLab) share(namespaces ...string) {
+	m.t.Helper()
+	with, spec := m.keyed()
+	spec["services"] = object{"export": namespaces, "import": namespaces}
+	m.apply(with)
+}
+
+// endpoints returns the endpoints that the EndpointSlices of a multi-cluster Service have, each as
+// CLUSTER ADDRESS.
+func (m *multiclusterLab) endpoints(name string) (all []string, err error) {
+	list, err := m.api.admin.list("discovery.k8s.io/v1", "EndpointSlice", "shop")
+	for _, o := range list {
+		labels, _ := field(o, "metadata", "labels").(object)
+		if labels["multicluster.kubernetes.io/service-name"] != name {
+			continue
+		}
+		endpoints, _ := o["endpoints"].([]any)
+		for _, e := range endpoints {
+			for _, a := range e.(object)["addresses"].([]any) {
+				all = append(all, fmt.Sprint(labels["multicluster.kubernetes.io/source-cluster"], " ", a))
+			}
+		}
+	}
+	return all, err
+}
+
+// awaitEndpoints waits until a multi-cluster Service has these endpoints, in any order.
+func (m *multiclusterLab) awaitEndpoints(name string, want ...string) {
+	m.t.Helper()
+	eventually(m.t, fmt.Sprintf("%s: endpoints of %s: %q", m.name, name, want), func() error {
+		got, err := m.endpoints(name)
+		if err == nil && !sameTexts(got, want) {
+			err = fmt.Errorf(
+				"they are %q; multicluster: %s; gateway: %s",
+				got,
+				m.controller.output(),
+				m.gateway.output(),
+			)
+		}
+		return err
+	})
+}
+
+func sameTexts(a, b []string) bool {
+	have := map[string]int{}
+	for _, x := range a {
+		have[x]++
+	}
+	for _, x := range b {
+		have[x]--
+	}
+	for _, n := range have {
+		if n != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// awaitAddress waits for the address of a ServiceImport.
+func (m *multiclusterLab) awaitAddress(name string) (ip string) {
+	m.t.Helper()
+	eventually(m.t, m.name+": ServiceImport "+name, func() error {
+		o, err := m.api.admin.get(object{"apiVersion": mcsVersion, "kind": "ServiceImport",
+			"metadata": object{"name": name, "namespace": "shop"}})
+		if err != nil {
+			return fmt.Errorf("%w; multicluster: %s", err, m.controller.output())
+		}
+		ips, _ := field(o, "spec", "ips").([]any)
+		if len(ips) != 1 {
+			return fmt.Errorf("its addresses are %v", ips)
+		}
+		ip = fmt.Sprint(ips[0])
+		return nil
+	})
+	return ip
+}
+
+func (m *multiclusterLab) awaitNoImport(name string) {
+	m.t.Helper()
+	eventually(m.t, m.name+": no ServiceImport "+name, func() error {
+		_, err := m.api.admin.get(object{"apiVersion": mcsVersion, "kind": "ServiceImport",
+			"metadata": object{"name": name, "namespace": "shop"}})
+		if refused := new(kubeError); errors.As(err, &refused) && refused.Code == 404 {
+			return nil
+		}
+		return fmt.Errorf("it is there (%v); multicluster: %s", err, m.controller.output())
+	})
+}
+
+// TestKubeMulticluster: a Service that milan exports is one Service in both clusters, whose pod
+// CIDRs are the same. A client in rome reaches milan's pods themselves, and they see its own
+// address as milan sees it. Gateways write nothing but the PeerExports of their Peering.
+func TestKubeMulticluster(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		first, second := newPeeringLabs(t)
+		rome, milan := newMulticlusterLab(t, first), newMulticlusterLab(t, second)
+		rome.meet(milan.peeringLab)
+		milan.meet(rome.peeringLab)
+		for _, m := range []*multiclusterLab{rome, milan} {
+			m.share("shop")
+			m.awaitCondition("NodesReady", "True")
+			m.awaitCondition("Connected", "True")
+		}
+		for i := range kubeNodes {
+			keepShop(t, milan.pods[i], milan.pod(&kubeNodes[i], 5))
+		}
+		here, there := milan.pod(&kubeNodes[0], 5), milan.pod(&kubeNodes[1], 5)
+		milan.apply(shop("web", nil, nil), shopSlice("web", here), serviceExport("web"))
+		rome.awaitEndpoints("web", "milan "+milan.seen(here))
+		milan.awaitEndpoints("web", "milan "+here)
+		address := rome.awaitAddress("web")
+		t.Logf("shop/web is %s in rome and %s in milan", address, milan.awaitAddress("web"))
+		t.Run("used", func(t *testing.T) {
+			client := rome.pod(&kubeNodes[1], 5)
+			rome.nodes[1].feed(fmt.Sprintf(
+				"table ip proxy { chain prerouting { type nat hook prerouting priority -100; ip daddr %s tcp dport 80 dnat to %s:8080; }; }\n",
+				address,
+				milan.seen(here),
+			), "nft", "-f", "-")
+			awaitVisit(t, rome.pods[1], address, here+" sees "+rome.seen(client)+"\n")
+		})
+		t.Run("endpoints change", func(t *testing.T) {
+			for _, server := range []string{there, here} {
+				began := time.Now()
+				milan.apply(shopSlice("web", server))
+				rome.awaitEndpoints("web", "milan "+milan.seen(server))
+				if took := time.Since(began); took > followed {
+					t.Errorf("the new endpoint is there after %v, want at most %v", took, followed)
+				}
+			}
+		})
+		t.Run("begins anew", func(t *testing.T) {
+			need.NoError(t, rome.controller.cmd.Process.Signal(syscall.SIGKILL))
+			<-rome.controller.ended
+			milan.apply(shopSlice("web", here, there))
+			rome.start()
+			rome.awaitEndpoints("web", "milan "+milan.seen(here), "milan "+milan.seen(there))
+			if again := rome.awaitAddress("web"); again != address {
+				t.Errorf("shop/web has become %s, want %s", again, address)
+			}
+		})
+		t.Run("both export", func(t *testing.T) {
+			own := rome.pod(&kubeNodes[0], 5)
+			rome.apply(shop("web", nil, nil), shopSlice("web", own), serviceExport("web"))
+			rome.awaitEndpoints("web", "rome "+own, "milan "+milan.seen(here), "milan "+milan.seen(there))
+			milan.awaitEndpoints("web", "rome "+rome.seen(own), "milan "+here, "milan "+there)
+			need.NoError(t, rome.api.admin.delete(serviceExport("web")))
+			milan.awaitEndpoints("web", "milan "+here, "milan "+there)
+		})
+		t.Run("not admitted", func(t *testing.T) {
+			rome.share("other")
+			rome.awaitNoImport("web")
+			rome.share("shop")
+			rome.awaitEndpoints("web", "milan "+milan.seen(here), "milan "+milan.seen(there))
+		})
+		t.Run("no longer exported", func(t *testing.T) {
+			need.NoError(t, milan.api.admin.delete(serviceExport("web")))
+			rome.awaitNoImport("web")
+			milan.awaitNoImport("web")
+		})
+		for _, m := range []*multiclusterLab{rome, milan} {
+			for right := range m.api.requested(t, m.gatewayUser()) {
+				if verb, resource, _ := strings.Cut(right, " "); (resource == "services" || resource == "endpointslices") &&
+					verb != "list" &&
+					verb != "watch" {
+					t.Errorf("%s's gateway has asked to %s", m.name, right)
+				}
+			}
+		}
+	}, kubernetes)
+}

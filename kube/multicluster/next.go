@@ -1,0 +1,428 @@
+package multicluster
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"culvert/gateway/exports"
+	"culvert/kube/mcs"
+	"culvert/kube/objects"
+)
+
+// A Write is a request that brings the API server closer to what is derived of a name.
+type Write struct {
+	Verb     string // create, update, update status or delete
+	Resource schema.GroupVersionResource
+	Object   *unstructured.Unstructured // of a delete, its name, its namespace and its UID count
+}
+
+// Next returns the next write of a name; nil: all is as it should be, or waits for another object.
+// fault says what is in the way.
+func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault string) {
+	if !s.namespaces[name.Namespace] {
+		return nil, ""
+	}
+	all := s.offers(name)
+	var merged exports.Service
+	var conflicts []conflict
+	if len(all) > 0 {
+		merged, conflicts = merge(all)
+	}
+	if w := s.nextStatus(name, all, conflicts, now); w != nil {
+		return w, ""
+	}
+	of := s.imports[name]
+	switch foreign := of != nil && !managed(of); {
+	case foreign && len(all) > 0:
+		return nil, fmt.Sprintf("ServiceImport %s: another one is there that culvert has not made; delete it", name)
+	case foreign:
+		return s.remove(name, nil, nil), ""
+	case len(all) == 0 && s.waits(name):
+		return nil, ""
+	case len(all) == 0:
+		return s.remove(name, nil, of), ""
+	case of == nil:
+		return &Write{"create", mcs.Imports, s.importOf(name, merged, nil, all, nil)}, ""
+	case of.GetDeletionTimestamp() != nil:
+		return nil, ""
+	}
+	var ips []string
+	derived, called := "", types.NamespacedName{Namespace: name.Namespace, Name: derivedName(name)}
+	have := s.derived[called]
+	if merged.Type == exports.ClusterSetIP {
+		switch {
+		case have == nil:
+			return &Write{"create", objects.Services, derivedOf(name, merged, of, nil)}, ""
+		case have.GetDeletionTimestamp() != nil:
+			return nil, ""
+		}
+		if next := derivedOf(name, merged, of, have); !reflect.DeepEqual(specOf(next), specOf(have)) {
+			return &Write{"update", objects.Services, next}, ""
+		}
+		derived, ips = called.Name, clusterIPs(have)
+	}
+	// The Service goes first in one direction, the ServiceImport's address in the other one.
+	if next := s.importOf(name, merged, ips, all, of); !reflect.DeepEqual(specOf(next), specOf(of)) ||
+		!maps.Equal(next.GetLabels(), of.GetLabels()) || !maps.Equal(next.GetAnnotations(), of.GetAnnotations()) {
+		return &Write{"update", mcs.Imports, next}, ""
+	}
+	if merged.Type == exports.Headless && have != nil && have.GetDeletionTimestamp() == nil {
+		return &Write{"delete", objects.Services, have}, ""
+	}
+	want := s.slicesOf(name, merged, all, derived)
+	if w := s.nextSlice(name, want, of); w != nil {
+		return w, ""
+	}
+	if next := statusOf(of, all, now); next != nil {
+		return &Write{"update status", mcs.Imports, next}, ""
+	}
+	return nil, ""
+}
+
+// waits reports whether a name without offers has endpoints of a peer that has not been heard yet.
+func (s *State) waits(name types.NamespacedName) bool {
+	for _, x := range s.ours.of[name] {
+		if s.unknown(x.cluster) {
+			return true
+		}
+	}
+	return false
+}
+
+// remove returns the next deletion of what is there of a name: EndpointSlices except those in keep,
+// then the Service and the ServiceImport.
+func (s *State) remove(name types.NamespacedName, keep map[string]*ourSlice, of *unstructured.Unstructured) *Write {
+	for _, called := range slices.Sorted(maps.Keys(s.ours.of[name])) {
+		x := s.ours.of[name][called]
+		if keep[called] == nil && !x.meta.deleting && (keep == nil || !s.unknown(x.cluster)) {
+			return &Write{"delete", objects.EndpointSlices, nameOf(name.Namespace, called, x.meta.uid)}
+		}
+	}
+	if keep != nil {
+		return nil
+	}
+	called := types.NamespacedName{Namespace: name.Namespace, Name: derivedName(name)}
+	if u := s.derived[called]; u != nil && u.GetDeletionTimestamp() == nil {
+		return &Write{"delete", objects.Services, u}
+	}
+	if of != nil && of.GetDeletionTimestamp() == nil {
+		return &Write{"delete", mcs.Imports, of}
+	}
+	return nil
+}
+
+func nameOf(namespace, name string, uid types.UID) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"namespace": namespace,
+		"name": name, "uid": string(uid)}}}
+}
+
+// slicesOf returns the EndpointSlices of a name, by their own name.
+func (s *State) slicesOf(
+	name types.NamespacedName,
+	merged exports.Service,
+	all []offer,
+	derived string,
+) map[string]*ourSlice {
+	want := map[string]*ourSlice{}
+	for _, o := range all {
+		lost := map[string]bool{} // ports that the ServiceImport has otherwise
+		for _, p := range o.Ports {
+			lost[p.Name] = !slices.ContainsFunc(merged.Ports, func(m exports.Port) bool {
+				return m.Name == p.Name && m.Protocol == p.Protocol && m.Port == p.Port
+			})
+		}
+		var groups []exports.Group
+		for _, g := range o.Endpoints {
+			ports := slices.DeleteFunc(slices.Clone(g.Ports), func(p exports.Port) bool { return lost[p.Name] })
+			if len(g.Addresses) > 0 && (len(g.Ports) == 0 || len(ports) > 0) {
+				groups = append(groups, exports.Group{Ports: ports, Addresses: g.Addresses})
+			}
+		}
+		have := map[string]*ourSlice{}
+		for called, x := range s.ours.of[name] {
+			if x.cluster == o.cluster {
+				have[called] = x
+			}
+		}
+		for called, g := range layOut(derivedName(name)+"-"+o.cluster, groups, have) {
+			want[called] = &ourSlice{cluster: o.cluster, derived: derived, group: g}
+		}
+	}
+	return want
+}
+
+// maxSlice is how many endpoints an EndpointSlice has, as those of kube-controller-manager.
+const maxSlice = 100
+
+// layOut distributes endpoints among EndpointSlices, whose names begin with prefix. An endpoint
+// stays in the slice that has it now, so that a change of one writes one.
+func layOut(prefix string, groups []exports.Group, have map[string]*ourSlice) map[string]exports.Group {
+	want := map[string]exports.Group{}
+	free := slices.Sorted(maps.Keys(have)) // of groups that are there no longer
+	free = slices.DeleteFunc(free, func(called string) bool {
+		return slices.ContainsFunc(
+			groups,
+			func(g exports.Group) bool { return slices.Equal(g.Ports, have[called].group.Ports) },
+		)
+	})
+	for _, g := range groups {
+		var mine []string
+		at := map[netip.Addr]int{}
+		for _, called := range slices.Sorted(maps.Keys(have)) {
+			if x := have[called]; slices.Equal(g.Ports, x.group.Ports) && want[called].Addresses == nil {
+				for _, e := range x.group.Addresses {
+					at[e.IP] = len(mine)
+				}
+				mine = append(mine, called)
+			}
+		}
+		if len(mine) == 0 {
+			mine, free = free, nil
+		}
+		lists, added := make([][]exports.Endpoint, len(mine)), []exports.Endpoint{}
+		for _, e := range g.Addresses {
+			if i, ok := at[e.IP]; ok && len(lists[i]) < maxSlice {
+				lists[i] = append(lists[i], e)
+			} else {
+				added = append(added, e)
+			}
+		}
+		for i := 0; len(added) > 0; i++ {
+			if i == len(lists) {
+				lists = append(lists, nil)
+				mine = append(mine, unused(prefix, func(called string) bool {
+					return have[called] != nil || want[called].Addresses != nil || slices.Contains(mine, called)
+				}))
+			}
+			n := min(len(added), maxSlice-len(lists[i]))
+			lists[i], added = append(lists[i], added[:n]...), added[n:]
+		}
+		for i, list := range lists {
+			if len(list) > 0 {
+				slices.SortFunc(list, func(a, b exports.Endpoint) int { return a.IP.Compare(b.IP) })
+				want[mine[i]] = exports.Group{Ports: g.Ports, Addresses: list}
+			}
+		}
+	}
+	return want
+}
+
+// unused returns the first name with a number that nothing has.
+func unused(prefix string, taken func(string) bool) string {
+	for n := 1; ; n++ {
+		if called := fmt.Sprintf("%s-%d", prefix, n); !taken(called) {
+			return called
+		}
+	}
+}
+
+// nextSlice returns the next write of EndpointSlices. What is added comes before what goes.
+func (s *State) nextSlice(name types.NamespacedName, want map[string]*ourSlice, of *unstructured.Unstructured) *Write {
+	for _, called := range slices.Sorted(maps.Keys(want)) {
+		x := want[called]
+		have := s.ours.of[name][called]
+		switch {
+		case have == nil:
+			return &Write{"create", objects.EndpointSlices, sliceOf(name, called, x, of, "")}
+		case have.meta.deleting, have.same(x):
+		default:
+			return &Write{"update", objects.EndpointSlices, sliceOf(name, called, x, of, have.meta.version)}
+		}
+	}
+	return s.remove(name, want, nil)
+}
+
+func sliceOf(
+	name types.NamespacedName,
+	called string,
+	x *ourSlice,
+	of *unstructured.Unstructured,
+	version string,
+) *unstructured.Unstructured {
+	labels := map[string]any{LabelManaged: x.cluster, mcs.LabelService: name.Name, mcs.LabelCluster: x.cluster,
+		labelManager: manager}
+	if x.derived != "" {
+		labels[labelService] = x.derived
+	}
+	metadata := map[string]any{
+		"namespace":       name.Namespace,
+		"name":            called,
+		"labels":          labels,
+		"ownerReferences": owner(of),
+	}
+	if version != "" {
+		metadata["resourceVersion"] = version
+	}
+	endpoints := make([]endpointPart, len(x.group.Addresses))
+	for i, e := range x.group.Addresses {
+		endpoints[i] = endpointOf(e)
+	}
+	ports := x.group.Ports
+	if ports == nil {
+		ports = []exports.Port{}
+	}
+	return &unstructured.Unstructured{
+		Object: map[string]any{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+			"metadata": metadata, "addressType": "IPv4", "ports": plain(ports), "endpoints": plain(endpoints)},
+	}
+}
+
+// importOf returns the ServiceImport of a name, from the one that is there, if it is.
+func (s *State) importOf(
+	name types.NamespacedName,
+	m exports.Service,
+	ips []string,
+	all []offer,
+	have *unstructured.Unstructured,
+) *unstructured.Unstructured {
+	spec := map[string]any{"type": m.Type, "ports": plain(orEmpty(m.Ports))}
+	if m.Type == exports.Headless || len(ips) > 0 {
+		spec["ipFamilies"] = []any{"IPv4"} // with the addresses, in one write
+	}
+	if len(ips) > 0 {
+		spec["ips"] = plain(ips)
+	}
+	affinity(spec, m)
+	annotations := map[string]string{}
+	if m.Type == exports.ClusterSetIP {
+		annotations[annotationDerived] = derivedName(name)
+	}
+	maps.Copy(annotations, m.Annotations)
+	labels := map[string]string{LabelManaged: s.cluster}
+	maps.Copy(labels, m.Labels)
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": mcs.Version, "kind": mcs.KindImport,
+		"metadata": map[string]any{"namespace": name.Namespace, "name": name.Name}, "spec": spec}}
+	if have != nil {
+		u.Object["metadata"] = maps.Clone(have.Object["metadata"].(map[string]any)) // every object has it
+	}
+	u.SetLabels(labels)
+	u.SetAnnotations(annotations)
+	return u
+}
+
+// affinity sets the fields that a ServiceImport and a Service have alike.
+func affinity(spec map[string]any, m exports.Service) {
+	spec["sessionAffinity"] = m.Affinity
+	if m.Affinity == "ClientIP" {
+		spec["sessionAffinityConfig"] = map[string]any{"clientIP": map[string]any{
+			"timeoutSeconds": float64(m.AffinityFor)}}
+	}
+	if m.InternalTrafficPolicy != "" {
+		spec["internalTrafficPolicy"] = m.InternalTrafficPolicy
+	}
+	if m.TrafficDistribution != "" {
+		spec["trafficDistribution"] = m.TrafficDistribution
+	}
+}
+
+func orEmpty(all []exports.Port) []exports.Port {
+	if all == nil {
+		return []exports.Port{}
+	}
+	return all
+}
+
+// specOf returns the spec of an object as plain JSON; null if it is missing.
+func specOf(u *unstructured.Unstructured) any {
+	return plain(objects.PartOf(u, "spec"))
+}
+
+// derivedOf returns the Service that has the address of a ServiceImport, from the one that is
+// there, if it is: what the API server has chosen stays.
+func derivedOf(
+	name types.NamespacedName,
+	m exports.Service,
+	of, have *unstructured.Unstructured,
+) *unstructured.Unstructured {
+	ports := []any{}
+	for _, p := range m.Ports {
+		port := plain(p).(map[string]any)
+		port["targetPort"] = port["port"]
+		ports = append(ports, port)
+	}
+	spec := map[string]any{"type": "ClusterIP", "ipFamilies": []any{"IPv4"}, "ipFamilyPolicy": "SingleStack"}
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Service"}}
+	if have == nil {
+		u.Object["metadata"] = map[string]any{"namespace": name.Namespace, "name": derivedName(name),
+			"labels": map[string]any{LabelManaged: name.Name}, "ownerReferences": owner(of)}
+	} else {
+		u.Object["metadata"] = have.Object["metadata"]
+		was, _ := specOf(have).(map[string]any)
+		spec = maps.Clone(was)
+		for _, f := range []string{"selector", "sessionAffinityConfig", "trafficDistribution"} {
+			delete(spec, f)
+		}
+	}
+	spec["ports"] = ports
+	affinity(spec, m)
+	u.Object["spec"] = spec
+	return u
+}
+
+func clusterIPs(u *unstructured.Unstructured) []string {
+	var spec struct{ ClusterIP string }
+	objects.ReadPart("spec", objects.PartOf(u, "spec"), &spec)
+	if spec.ClusterIP == "" || strings.EqualFold(spec.ClusterIP, "None") {
+		return nil
+	}
+	return []string{spec.ClusterIP}
+}
+
+// nextStatus returns the write of the conditions of this cluster's own ServiceExport, if they
+// differ.
+func (s *State) nextStatus(name types.NamespacedName, all []offer, conflicts []conflict, now time.Time) *Write {
+	e := s.exports[name]
+	if e == nil || e.Deleting {
+		return nil
+	}
+	next := s.conditions(name, all, conflicts, now)
+	if slices.Equal(next, e.Conditions) {
+		return nil
+	}
+	u := withStatus(e.Object, map[string]any{"conditions": next})
+	return &Write{"update status", mcs.Exports, u}
+}
+
+// statusOf returns a ServiceImport with its status, if that differs.
+func statusOf(of *unstructured.Unstructured, all []offer, now time.Time) *unstructured.Unstructured {
+	var status struct {
+		EndpointSliceObjects string
+		Clusters             []struct{ Cluster string }
+		Conditions           []mcs.Condition
+	}
+	objects.ReadPart("status", objects.PartOf(of, "status"), &status)
+	var clusters, was []string
+	for _, o := range all {
+		clusters = append(clusters, o.cluster)
+	}
+	slices.Sort(clusters)
+	for _, c := range status.Clusters {
+		was = append(was, c.Cluster)
+	}
+	ready := len(status.Conditions) == 1 && status.Conditions[0].Status == "True"
+	if ready && slices.Equal(clusters, was) && status.EndpointSliceObjects == "Present" {
+		return nil
+	}
+	var list []any
+	for _, c := range clusters {
+		list = append(list, map[string]any{"cluster": c})
+	}
+	return withStatus(of, map[string]any{"clusters": list, "endpointSliceObjects": "Present",
+		"conditions": []mcs.Condition{{Type: "Ready", Status: "True", Reason: "Ready",
+			Since: now.UTC().Format(time.RFC3339)}}})
+}
+
+func withStatus(u *unstructured.Unstructured, status map[string]any) *unstructured.Unstructured {
+	next := &unstructured.Unstructured{Object: maps.Clone(u.Object)}
+	next.Object["status"] = plain(status)
+	return next
+}

@@ -1,0 +1,357 @@
+package multicluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"culvert/kube"
+	"culvert/kube/mcs"
+	"culvert/kube/objects"
+	"culvert/kube/peering"
+)
+
+const (
+	writers     = 4                      // requests at once
+	writesASec  = 200                    // of one Source, after writesFirst
+	writesFirst = 5000                   // for a start with many Services
+	restOfName  = 200 * time.Millisecond // between two looks at a name that keeps changing
+	retryName   = 5 * time.Second        // after a request about it was refused
+	maxSteps    = 2000                   // writes of one name in a row: an import with all endpoints that there may be
+)
+
+// A Source makes the multi-cluster Services of a cluster, while it speaks.
+type Source struct {
+	log       *logrus.Entry
+	loop      *kube.Loop
+	namespace string // of Peerings and PeerExports
+	limit     *rate.Limiter
+	speaks    func() bool
+
+	mu    sync.Mutex
+	state *State                             // +checklocks:mu
+	later map[types.NamespacedName]time.Time // when a name is looked at again; +checklocks:mu
+	why   map[types.NamespacedName]string    // what is in its way; +checklocks:mu
+}
+
+// NewSource returns the Source of the cluster of a client, whose Peerings are in a namespace. Pod
+// is its own name, for Events. It writes only while speaks returns true.
+func NewSource(client dynamic.Interface, namespace, pod string, speaks func() bool, log *logrus.Entry) *Source {
+	s := &Source{log: log, namespace: namespace, limit: rate.NewLimiter(writesASec, writesFirst), speaks: speaks,
+		state: NewState(), later: map[types.NamespacedName]time.Time{}, why: map[types.NamespacedName]string{}}
+	s.loop = kube.NewLoop(client, &s.mu, kube.Reporter{Self: pod, Instance: pod}, log)
+	return s
+}
+
+// Run keeps the Services as they should be, until ctx ends.
+func (s *Source) Run(ctx context.Context) {
+	s.loop.Run(ctx, s.speaks, func() { s.round(ctx) }, s.sets()...)
+}
+
+// The names of the sets.
+const (
+	setExports    = "ServiceExport"
+	setImports    = "ServiceImport"
+	setServices   = "Service"
+	setDerived    = "derived Service"
+	setSlices     = "EndpointSlice"
+	setOurs       = "imported EndpointSlice"
+	setPeerings   = "Peering"
+	setHeard      = "PeerExports"
+	setNamespaces = "Namespace"
+)
+
+var allSets = []string{setExports, setImports, setServices, setDerived, setSlices, setOurs, setPeerings, setHeard,
+	setNamespaces}
+
+func within(namespace, name string) types.NamespacedName {
+	return types.NamespacedName{Namespace: namespace, Name: name}
+}
+
+// keyed returns the name of a key of package kube.
+func keyed(key string) types.NamespacedName {
+	i := strings.IndexByte(key, '/')
+	return within(key[:max(i, 0)], key[i+1:])
+}
+
+// sets are what a Source follows.
+//
+// +checklocksignore: a Loop holds mu
+func (s *Source) sets() []kube.Set {
+	st := s.state
+	exports := kube.Set{Name: setExports, Resource: mcs.Exports,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			e := mcs.ReadExport(u)
+			return func(key string) { st.exports[keyed(key)] = e; st.touch(keyed(key)) }
+		},
+		Drop: func(ns, name string) { delete(st.exports, within(ns, name)); st.touch(within(ns, name)) }}
+	imports := kube.Set{Name: setImports, Resource: mcs.Imports,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			return func(key string) { st.imports[keyed(key)] = u; st.touch(keyed(key)) }
+		},
+		Drop: func(ns, name string) { delete(st.imports, within(ns, name)); st.touch(within(ns, name)) }}
+	services := kube.Set{Name: setServices, Resource: objects.Services, Large: true, Labels: "!" + LabelManaged,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			x := mcs.ReadService(u)
+			return func(key string) { st.services[keyed(key)] = x; st.touchExported(keyed(key)) }
+		},
+		Drop: func(ns, name string) { delete(st.services, within(ns, name)); st.touchExported(within(ns, name)) }}
+	derived := kube.Set{Name: setDerived, Resource: objects.Services, Labels: LabelManaged,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			return func(key string) { st.putDerived(keyed(key), u) }
+		},
+		Drop: func(ns, name string) { st.putDerived(within(ns, name), nil) }}
+	endpoints := kube.Set{
+		Name:     setSlices,
+		Resource: objects.EndpointSlices,
+		Large:    true,
+		Labels:   "!" + mcs.LabelCluster,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			x := mcs.ReadSlice(u)
+			if x == nil {
+				return nil
+			}
+			return func(key string) { st.putSlice(keyed(key), x) }
+		},
+		Drop: func(ns, name string) { st.putSlice(within(ns, name), nil) },
+	}
+	ours := kube.Set{Name: setOurs, Resource: objects.EndpointSlices, Large: true, Labels: LabelManaged,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			x, of := readOurs(u)
+			return func(key string) { st.putOurs(keyed(key), of, x) }
+		},
+		Drop: func(ns, name string) { st.dropOurs(within(ns, name)) }}
+	peerings := kube.Set{Name: setPeerings, Resource: objects.Peerings, Namespace: s.namespace,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			p := peering.PeeringOf(u)
+			return func(string) { st.PutPeering(p.Metadata.Name, p) }
+		},
+		Drop: func(_, name string) { st.PutPeering(name, nil) }}
+	told := kube.Set{Name: setHeard, Resource: objects.PeerExports, Namespace: s.namespace,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			h, name := readHeard(u), u.GetName()
+			return func(string) { st.PutHeard(name, h) }
+		},
+		Drop: func(_, name string) { st.PutHeard(name, nil) }}
+	namespaces := kube.Set{Name: setNamespaces, Resource: objects.Namespaces,
+		Read: func(u *unstructured.Unstructured) func(string) {
+			name, there := u.GetName(), u.GetDeletionTimestamp() == nil
+			return func(string) { st.PutNamespace(name, there) }
+		},
+		Drop: func(_, name string) { st.PutNamespace(name, false) }}
+	return []kube.Set{exports, imports, services, derived, endpoints, ours, peerings, told, namespaces}
+}
+
+// round looks at the names of which something has changed, and writes what they need.
+func (s *Source) round(ctx context.Context) {
+	now := time.Now()
+	s.mu.Lock()
+	whole := s.loop.Complete(allSets...)
+	var due []types.NamespacedName
+	if whole && s.speaks() {
+		for name := range s.state.dirty {
+			if !now.Before(s.later[name]) {
+				due = append(due, name)
+				delete(s.state.dirty, name)
+				s.later[name] = now.Add(restOfName)
+			}
+		}
+		for name, at := range s.later {
+			if !now.Before(at) {
+				delete(s.later, name)
+			}
+		}
+	}
+	var lists []*unstructured.Unstructured
+	if whole && s.speaks() {
+		lists = s.lists(now)
+	}
+	left := len(s.state.dirty) > 0
+	faults := s.faults()
+	s.mu.Unlock()
+	for _, u := range lists {
+		s.write(ctx, within("", u.GetName()), &Write{"create", objects.PeerExports, u})
+	}
+	waiting := ""
+	if !whole {
+		waiting = s.Waiting()
+	}
+	s.loop.Teller.Wait(waiting)
+	s.loop.Teller.Tell(faults)
+	slices.SortFunc(due, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
+	names := make(chan types.NamespacedName)
+	var tasks sync.WaitGroup
+	for range min(writers, len(due)) {
+		tasks.Go(func() {
+			for name := range names {
+				s.settle(ctx, name)
+			}
+		})
+	}
+	for _, name := range due {
+		names <- name
+	}
+	close(names)
+	tasks.Wait()
+	if left {
+		time.AfterFunc(restOfName, s.loop.Wake)
+	}
+}
+
+// lists returns the PeerExports that are missing, in which gateways write what their peers export.
+//
+// +checklocks:s.mu
+func (s *Source) lists(now time.Time) (all []*unstructured.Unstructured) {
+	for name, p := range s.state.peerings {
+		if len(p.Services.Import) == 0 || s.state.heard[name] != nil || now.Before(s.later[within("", name)]) {
+			continue
+		}
+		s.later[within("", name)] = now.Add(retryName)
+		all = append(all, &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Culvert,
+			"kind": setHeard, "metadata": map[string]any{"name": name, "namespace": s.namespace,
+				"ownerReferences": []any{map[string]any{"apiVersion": objects.Culvert, "kind": peering.KindPeering,
+					"name": name, "uid": p.Metadata.UID}}}}})
+	}
+	return all
+}
+
+// Wake makes the Source look at its role and at what has changed.
+func (s *Source) Wake() { s.loop.Wake() }
+
+// Ready reports whether the Source knows the cluster.
+func (s *Source) Ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loop.Complete(allSets...)
+}
+
+// Waiting says what is missing while it is not ready.
+func (s *Source) Waiting() string {
+	for _, kind := range []string{mcs.Exports.Resource, mcs.Imports.Resource} {
+		if s.loop.Causes.Refuses("list " + kind) {
+			return kind + " of " + mcs.Version + ", which the API server does not know or does not show: " +
+				"culvert multicluster crds prints the CRDs"
+		}
+	}
+	return "the API server's lists"
+}
+
+// faults returns what is wrong.
+//
+// +checklocks:s.mu
+func (s *Source) faults() (all []kube.Fault) {
+	for name, texts := range s.state.Faults() {
+		p := s.state.peerings[name]
+		if p == nil {
+			continue
+		}
+		for _, text := range texts {
+			all = append(all, kube.Fault{Event: kube.Event{APIVersion: objects.Culvert, Kind: peering.KindPeering,
+				Metadata: p.Metadata, Message: text}})
+		}
+	}
+	for name, text := range s.why {
+		f := kube.Fault{Event: kube.Event{APIVersion: mcs.Version, Kind: mcs.KindImport, Message: text},
+			LogOnly: true}
+		f.Metadata.Namespace, f.Metadata.Name = name.Namespace, name.Name
+		all = append(all, f)
+	}
+	slices.SortFunc(all, func(a, b kube.Fault) int {
+		return strings.Compare(a.Key().String()+a.Message, b.Key().String()+b.Message)
+	})
+	return all
+}
+
+// settle writes what a name needs.
+func (s *Source) settle(ctx context.Context, name types.NamespacedName) {
+	for range maxSteps {
+		if ctx.Err() != nil || !s.speaks() {
+			break
+		}
+		s.mu.Lock()
+		w, fault := s.state.Next(name, time.Now())
+		if fault != "" {
+			s.why[name] = fault
+		} else if w == nil {
+			delete(s.why, name)
+		}
+		s.mu.Unlock()
+		if w == nil {
+			return
+		}
+		if s.limit.Wait(ctx) != nil {
+			break
+		}
+		if again, ok := s.write(ctx, name, w); !ok {
+			s.mu.Lock()
+			if s.later[name] = time.Now().Add(retryName); again {
+				s.later[name] = time.Now().Add(restOfName)
+			}
+			s.state.touch(name)
+			s.mu.Unlock()
+			return
+		}
+	}
+	s.mu.Lock()
+	s.state.touch(name)
+	s.mu.Unlock()
+}
+
+// write makes one request and keeps the answer. If it failed, again says that the watch will bring
+// what was missed.
+func (s *Source) write(ctx context.Context, name types.NamespacedName, w *Write) (again, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, kube.WritePatience)
+	defer cancel()
+	client := s.loop.Client.Resource(w.Resource).Namespace(w.Object.GetNamespace())
+	var stored *unstructured.Unstructured
+	var err error
+	switch w.Verb {
+	case "create":
+		stored, err = client.Create(ctx, w.Object, metav1.CreateOptions{})
+	case "update":
+		stored, err = client.Update(ctx, w.Object, metav1.UpdateOptions{})
+	case "update status":
+		stored, err = client.UpdateStatus(ctx, w.Object, metav1.UpdateOptions{})
+	case "delete":
+		uid := w.Object.GetUID()
+		err = client.Delete(
+			ctx,
+			w.Object.GetName(),
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}},
+		)
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			err = nil // the watch says so, too
+		}
+	}
+	s.loop.Causes.Log(ctx, w.Verb, w.Resource.Resource, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		if set := s.state.keep(w, stored); set != "" {
+			s.loop.Made(set, within(w.Object.GetNamespace(), w.Object.GetName()).String())
+		}
+		return false, true
+	case w.Resource == objects.PeerExports && apierrors.IsAlreadyExists(err): // the watch says so, too
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err), apierrors.HasStatusCause(err, "NamespaceTerminating"):
+		return true, false
+	case apierrors.IsAlreadyExists(err):
+		s.why[name] = fmt.Sprintf("%s %s/%s: another one is there that culvert has not made; delete it",
+			w.Object.GetKind(), w.Object.GetNamespace(), w.Object.GetName())
+	default:
+		s.why[name] = fmt.Sprintf("%s %s %s/%s: %.300s", w.Verb, w.Resource.Resource, w.Object.GetNamespace(),
+			w.Object.GetName(), err.Error())
+	}
+	return false, false
+}

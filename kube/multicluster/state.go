@@ -1,0 +1,419 @@
+package multicluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"culvert/gateway/exports"
+	"culvert/kube/mcs"
+	"culvert/kube/objects"
+	"culvert/kube/peering"
+)
+
+// A State has the objects from which multi-cluster Services are derived, and those that are
+// derived from them. It is not safe for concurrent use.
+type State struct {
+	namespaces map[string]bool
+	peerings   map[string]*peering.Peering
+	heard      map[string]*heard // by Peering
+	exports    map[types.NamespacedName]*mcs.Export
+	services   map[types.NamespacedName]*mcs.Service
+	slices     index[*mcs.Slice]
+
+	imports map[types.NamespacedName]*unstructured.Unstructured // all ServiceImports
+	derived map[types.NamespacedName]*unstructured.Unstructured // Services with LabelManaged, by their own name
+	ours    index[*ourSlice]
+
+	cluster string                                               // this cluster's ID; "" = no Peering says
+	peers   map[string]map[types.NamespacedName]*exports.Service // what is accepted, by Peering
+	clashes map[string]string                                    // why nothing is accepted of a Peering
+	faults  map[string][]string                                  // of peers, by Peering
+	dirty   map[types.NamespacedName]bool
+}
+
+// NewState returns a State without objects.
+func NewState() *State {
+	return &State{namespaces: map[string]bool{}, peerings: map[string]*peering.Peering{}, heard: map[string]*heard{},
+		exports: map[types.NamespacedName]*mcs.Export{}, services: map[types.NamespacedName]*mcs.Service{},
+		slices: newIndex[*mcs.Slice](), imports: map[types.NamespacedName]*unstructured.Unstructured{},
+		derived: map[types.NamespacedName]*unstructured.Unstructured{}, ours: newIndex[*ourSlice](),
+		peers: map[string]map[types.NamespacedName]*exports.Service{}, clashes: map[string]string{},
+		faults: map[string][]string{}, dirty: map[types.NamespacedName]bool{}}
+}
+
+// An index has objects by their own name, and their names by the Service that they belong to.
+type index[V any] struct {
+	all map[types.NamespacedName]V
+	of  map[types.NamespacedName]map[string]V // names within the Service's namespace
+}
+
+func newIndex[V any]() index[V] {
+	return index[V]{map[types.NamespacedName]V{}, map[types.NamespacedName]map[string]V{}}
+}
+
+func (x index[V]) put(name, of types.NamespacedName, v V) {
+	x.all[name] = v
+	if x.of[of] == nil {
+		x.of[of] = map[string]V{}
+	}
+	x.of[of][name.Name] = v
+}
+
+func (x index[V]) drop(name, of types.NamespacedName) {
+	delete(x.all, name)
+	if delete(x.of[of], name.Name); len(x.of[of]) == 0 {
+		delete(x.of, of)
+	}
+}
+
+// touch makes all of a name be derived again.
+func (s *State) touch(name types.NamespacedName) { s.dirty[name] = true }
+
+func (s *State) touchAll(within func(types.NamespacedName) bool) {
+	for _, name := range s.names() {
+		if within(name) {
+			s.touch(name)
+		}
+	}
+}
+
+// names returns the names of which there is anything.
+func (s *State) names() []types.NamespacedName {
+	all := map[types.NamespacedName]bool{}
+	for name := range s.exports {
+		all[name] = true
+	}
+	for name, u := range s.imports {
+		if managed(u) {
+			all[name] = true
+		}
+	}
+	for name := range s.ours.of {
+		all[name] = true
+	}
+	for _, of := range s.peers {
+		for name := range of {
+			all[name] = true
+		}
+	}
+	return slices.Collect(maps.Keys(all))
+}
+
+// PutNamespace notes that a namespace is there, or, if not, that it has gone or is ending.
+func (s *State) PutNamespace(name string, there bool) {
+	if s.namespaces[name] != there {
+		if s.namespaces[name] = there; !there {
+			delete(s.namespaces, name)
+		}
+		s.touchAll(func(n types.NamespacedName) bool { return n.Namespace == name })
+	}
+}
+
+// PutPeering takes a Peering; nil: it has gone. While its spec has a fault, what its gateway has
+// accepted counts.
+func (s *State) PutPeering(name string, p *peering.Peering) {
+	if p != nil && len(p.Faults) > 0 {
+		p = p.Accepted()
+	}
+	if p != nil && p.Deleting {
+		p = nil
+	}
+	was := s.peerings[name]
+	if p == nil && was == nil || p != nil && was != nil && p.Metadata.UID == was.Metadata.UID && p.SameSpec(was) {
+		return // a gateway writes the status all the time
+	}
+	if s.peerings[name] = p; p == nil {
+		delete(s.peerings, name)
+	}
+	s.judge()
+}
+
+// PutHeard takes a PeerExports; nil: it has gone.
+func (s *State) PutHeard(name string, h *heard) {
+	if s.heard[name] = h; h == nil {
+		delete(s.heard, name)
+	}
+	s.accept(name)
+}
+
+// judge finds out which Peerings count, and what is accepted of each.
+func (s *State) judge() {
+	inAge := slices.SortedFunc(maps.Values(s.peerings), func(a, b *peering.Peering) int {
+		return cmp.Or(
+			a.Metadata.Created.Compare(b.Metadata.Created),
+			strings.Compare(a.Metadata.Name, b.Metadata.Name),
+		)
+	})
+	s.cluster = ""
+	clear(s.clashes)
+	of := map[string]string{}
+	for _, p := range inAge {
+		name := p.Metadata.Name
+		if s.cluster = cmp.Or(s.cluster, p.Cluster); p.Cluster != s.cluster {
+			s.clashes[name] = fmt.Sprintf(
+				"spec.cluster: %s, and an older Peering says that this cluster is %s",
+				p.Cluster,
+				s.cluster,
+			)
+		} else if p.Peer == s.cluster {
+			s.clashes[name] = "spec.peer: it is this cluster's own ID"
+		} else if other := of[p.Peer]; other != "" {
+			s.clashes[name] = fmt.Sprintf("spec.peer: Peering %s has the Services of %s already", other, p.Peer)
+		} else {
+			of[p.Peer] = name
+		}
+	}
+	for name := range maps.Keys(s.peers) {
+		if s.peerings[name] == nil {
+			s.accept(name)
+		}
+	}
+	for name := range s.peerings {
+		s.accept(name)
+	}
+	s.touchAll(func(types.NamespacedName) bool { return true })
+}
+
+// accept judges what a peer exports, and touches the names that differ from before.
+func (s *State) accept(name string) {
+	was := s.peers[name]
+	delete(s.peers, name)
+	delete(s.faults, name)
+	p, h := s.peerings[name], s.heard[name]
+	switch {
+	case p == nil:
+	case s.clashes[name] != "":
+		s.faults[name] = []string{s.clashes[name]}
+	case h == nil || !h.known && h.fault == "":
+		// The slices that are there stay: see Next.
+	case h.fault != "" && was != nil:
+		s.peers[name], s.faults[name] = was, []string{h.fault}
+	default:
+		s.peers[name], s.faults[name] = h.judge(p)
+	}
+	is := s.peers[name]
+	for of, service := range is {
+		if was[of] == nil || !reflect.DeepEqual(was[of], service) {
+			s.touch(of)
+		}
+	}
+	for of := range was {
+		if is[of] == nil {
+			s.touch(of)
+		}
+	}
+	if (is == nil) != (was == nil) && p != nil { // what was left while nothing was known is judged now
+		for of, all := range s.ours.of {
+			for _, x := range all {
+				if x.cluster == p.Peer {
+					s.touch(of)
+				}
+			}
+		}
+	}
+}
+
+// unknown reports whether nothing has been heard of a cluster that is a peer, so that what is there
+// of it stays.
+func (s *State) unknown(cluster string) bool {
+	for name, p := range s.peerings {
+		if p.Peer == cluster && s.clashes[name] == "" && s.peers[name] == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// offers returns what all clusters export by a name, the oldest first.
+func (s *State) offers(name types.NamespacedName) (all []offer) {
+	if o, ok := s.own(name); ok {
+		all = append(all, o)
+	}
+	for of, services := range s.peers {
+		if x := services[name]; x != nil {
+			all = append(all, offer{s.peerings[of].Peer, x})
+		}
+	}
+	slices.SortFunc(all, older)
+	return all
+}
+
+// own returns what this cluster exports by a name.
+func (s *State) own(name types.NamespacedName) (offer, bool) {
+	e, of := s.exports[name], s.services[name]
+	if e == nil || e.Deleting || of == nil || of.Invalid != "" || s.cluster == "" || !s.shared(name.Namespace) {
+		return offer{}, false
+	}
+	x := mcs.Offer(e, of, slices.Collect(maps.Values(s.slices.of[name])))
+	x.Labels, x.Annotations = acceptable(x.Labels, labelValue), acceptable(x.Annotations, annotationValue)
+	for i := range x.Endpoints {
+		g := &x.Endpoints[i]
+		g.Addresses = slices.Clone(g.Addresses)
+		for i := range g.Addresses {
+			named(&g.Addresses[i])
+		}
+	}
+	return offer{s.cluster, &x}, true
+}
+
+// shared reports whether any peer hears of the exports of a namespace.
+func (s *State) shared(namespace string) bool {
+	for name, p := range s.peerings {
+		if s.clashes[name] == "" && p.Exports(namespace) {
+			return true
+		}
+	}
+	return false
+}
+
+// conditions returns those of a ServiceExport.
+func (s *State) conditions(
+	name types.NamespacedName,
+	all []offer,
+	conflicts []conflict,
+	now time.Time,
+) []mcs.Condition {
+	e, of := s.exports[name], s.services[name]
+	valid := mcs.Condition{Type: "Valid", Status: "True", Reason: "Valid"}
+	ready := mcs.Condition{Type: "Ready", Status: "False", Reason: "Pending"}
+	conflicting := mcs.Condition{Type: "Conflict", Status: "False", Reason: "NoConflicts"}
+	switch {
+	case of == nil:
+		valid.Status, valid.Reason, valid.Message = "False", "NoService", "there is no Service "+name.String()
+		ready.Message = valid.Message
+	case of.Invalid != "":
+		valid.Status, valid.Reason, valid.Message = "False", "InvalidServiceType", of.Invalid
+		ready.Message = valid.Message
+	case s.cluster == "":
+		ready.Message = "this cluster has no Peering"
+	case !s.shared(name.Namespace):
+		ready.Message = fmt.Sprintf("spec.services.export of no Peering has the namespace %s", name.Namespace)
+	default:
+		ready.Status, ready.Reason = "True", "Exported"
+		if len(conflicts) > 0 {
+			conflicting.Status = "True"
+			conflicting.Reason, conflicting.Message = describe(all, conflicts)
+		}
+	}
+	next := slices.Clone(e.Conditions) // others' stay
+	for _, c := range []mcs.Condition{valid, ready, conflicting} {
+		c.Observed, c.Since = e.Generation, now.UTC().Format(time.RFC3339)
+		i := slices.IndexFunc(next, func(o mcs.Condition) bool { return o.Type == c.Type })
+		if i < 0 {
+			next = append(next, c)
+			continue
+		}
+		if next[i].Status == c.Status {
+			c.Since = next[i].Since
+		}
+		next[i] = c
+	}
+	return next
+}
+
+// describe returns the reason and the message of a condition about conflicts.
+func describe(all []offer, conflicts []conflict) (reason, message string) {
+	of, what, reasons := map[string]map[string]bool{}, map[string]string{}, []string{}
+	for _, c := range conflicts {
+		if of[c.reason] == nil {
+			of[c.reason], what[c.reason] = map[string]bool{}, c.what
+			reasons = append(reasons, c.reason)
+		}
+		of[c.reason][c.of] = true
+	}
+	var texts []string
+	for _, r := range reasons {
+		texts = append(texts, fmt.Sprintf("%s, which has the oldest export; %s differs (%d of %d clusters)", what[r],
+			strings.Join(slices.Sorted(maps.Keys(of[r])), ", "), len(of[r]), len(all)))
+	}
+	return strings.Join(reasons, ","), strings.Join(texts, ". ")
+}
+
+// Faults returns what is wrong with what peers export, by Peering.
+func (s *State) Faults() map[string][]string { return s.faults }
+
+// touchExported touches a name if this cluster exports it.
+func (s *State) touchExported(name types.NamespacedName) {
+	if s.exports[name] != nil {
+		s.touch(name)
+	}
+}
+
+// putDerived takes a Service with LabelManaged; nil: it has gone. Its label has the name that it
+// belongs to.
+func (s *State) putDerived(name types.NamespacedName, u *unstructured.Unstructured) {
+	for _, x := range []*unstructured.Unstructured{s.derived[name], u} {
+		if x != nil {
+			s.touch(types.NamespacedName{Namespace: name.Namespace, Name: x.GetLabels()[LabelManaged]})
+		}
+	}
+	if s.derived[name] = u; u == nil {
+		delete(s.derived, name)
+	}
+}
+
+// putSlice takes an EndpointSlice of a Service; nil: it has gone.
+func (s *State) putSlice(name types.NamespacedName, x *mcs.Slice) {
+	if was := s.slices.all[name]; was != nil {
+		s.slices.drop(name, was.Of)
+		s.touchExported(was.Of)
+	}
+	if x != nil {
+		s.slices.put(name, x.Of, x)
+		s.touchExported(x.Of)
+	}
+}
+
+// putOurs takes an EndpointSlice with LabelManaged that belongs to a name.
+func (s *State) putOurs(name, of types.NamespacedName, x *ourSlice) {
+	s.dropOurs(name)
+	x.of = of
+	s.ours.put(name, of, x)
+	s.touch(of)
+}
+
+// dropOurs forgets one.
+func (s *State) dropOurs(name types.NamespacedName) {
+	if was := s.ours.all[name]; was != nil {
+		s.ours.drop(name, was.of)
+		s.touch(was.of)
+	}
+}
+
+// keep takes the answer to a write, as a watch will. It returns the set that has the object now; ""
+// if it has gone.
+func (s *State) keep(w *Write, u *unstructured.Unstructured) (set string) {
+	name := types.NamespacedName{Namespace: w.Object.GetNamespace(), Name: w.Object.GetName()}
+	if w.Verb == "delete" {
+		switch w.Resource {
+		case mcs.Imports:
+			delete(s.imports, name)
+		case objects.Services:
+			delete(s.derived, name)
+		case objects.EndpointSlices:
+			s.dropOurs(name)
+		}
+		return ""
+	}
+	switch w.Resource {
+	case mcs.Exports:
+		set, s.exports[name] = setExports, mcs.ReadExport(u)
+	case mcs.Imports:
+		set, s.imports[name] = setImports, u
+	case objects.Services:
+		set, s.derived[name] = setDerived, u
+	case objects.EndpointSlices:
+		x, of := readOurs(u)
+		s.putOurs(name, of, x)
+		set = setOurs
+	}
+	return set
+}

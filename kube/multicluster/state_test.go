@@ -1,0 +1,440 @@
+package multicluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"culvert/integration/need"
+	"culvert/kube/mcs"
+	"culvert/kube/objects"
+	"culvert/kube/peering"
+)
+
+// A world is a State whose writes are obeyed at once, as by an API server without other clients.
+type world struct {
+	*State
+	t       *testing.T
+	now     time.Time
+	version int
+	writes  []string
+}
+
+func object(t testing.TB, text string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	need.NoError(t, yaml.Unmarshal([]byte(text), &u.Object))
+	return u
+}
+
+const peeringText = `
+metadata: {name: %[1]s, namespace: culvert, creationTimestamp: "2026-11-29T12:00:0%[2]dZ"}
+spec:
+  cluster: rome
+  peer: %[1]s
+  role: Server
+  internalCIDR: 10.80.%[2]d.0/24
+  local: {podCIDRs: [10.244.0.0/16], externalCIDR: 10.70.0.0/24}
+  remote:
+    podCIDRs: [{cidr: 10.244.0.0/16, remap: 10.6%[2]d.0.0/16}]
+    externalCIDR: {cidr: 10.70.0.0/24, remap: 10.7%[2]d.0.0/24}
+  services: {export: ["*"], import: ["*"]}
+`
+
+// rome is a cluster with the peers milan and turin and the namespaces shop and pay.
+func rome(t *testing.T) *world {
+	w := &world{State: NewState(), t: t, now: time.Date(2026, 11, 29, 18, 0, 0, 0, time.UTC)}
+	for _, ns := range []string{"shop", "pay"} {
+		w.PutNamespace(ns, true)
+	}
+	for i, name := range []string{"milan", "turin"} {
+		w.peering(name, fmt.Sprintf(peeringText, name, i+1))
+	}
+	return w
+}
+
+func (w *world) peering(name, text string) {
+	p := peering.PeeringOf(object(w.t, text))
+	if len(p.Faults) > 0 {
+		w.t.Fatal(p.Faults)
+	}
+	w.PutPeering(name, p)
+}
+
+// hear takes what a peer exports; the text has Services in YAML.
+func (w *world) hear(peer, services string) {
+	w.t.Helper()
+	w.PutHeard(peer, readHeard(object(w.t, "{heard: \"2026-11-29T18:00:00Z\", services: ["+services+"]}")))
+	w.settle()
+}
+
+// export makes a Service, its endpoints and its ServiceExport, created in the second of the number.
+func (w *world) export(name, spec string, second int, addresses ...string) {
+	w.t.Helper()
+	at := types.NamespacedName{Namespace: "shop", Name: name}
+	meta := fmt.Sprintf(
+		"metadata: {name: %s, namespace: shop, generation: 1, creationTimestamp: \"2026-11-29T17:00:%02dZ\"}\n",
+		name,
+		second,
+	)
+	w.services[at] = mcs.ReadService(object(w.t, meta+"spec: "+spec))
+	w.exports[at] = mcs.ReadExport(object(w.t, meta+"spec: {}"))
+	x := mcs.ReadSlice(object(w.t, fmt.Sprintf(`
+metadata: {name: %[1]s-abcde, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: IPv4
+ports: [{name: http, protocol: TCP, port: 8080}]
+endpoints: [%s]`, name, "{addresses: ["+strings.Join(addresses, "]}, {addresses: [")+"]}")))
+	w.putSlice(types.NamespacedName{Namespace: "shop", Name: name + "-abcde"}, x)
+	w.touch(at)
+	w.settle()
+}
+
+// settle obeys all writes.
+func (w *world) settle() {
+	w.t.Helper()
+	for len(w.dirty) > 0 {
+		for name := range w.dirty {
+			delete(w.dirty, name)
+			for n := 0; ; n++ {
+				if n == 100 {
+					w.t.Fatalf("%s needs write after write: %v", name, w.writes[len(w.writes)-5:])
+				}
+				next, _ := w.Next(name, w.now)
+				if next == nil {
+					break
+				}
+				w.obey(next)
+			}
+		}
+	}
+}
+
+func (w *world) obey(x *Write) {
+	w.writes = append(w.writes, fmt.Sprintf("%s %s %s", x.Verb, x.Resource.Resource, x.Object.GetName()))
+	w.version++
+	u := &unstructured.Unstructured{Object: plain(x.Object.Object).(map[string]any)}
+	u.SetResourceVersion(fmt.Sprint(w.version))
+	if x.Verb == "create" {
+		u.SetUID(types.UID(fmt.Sprint("u", w.version)))
+		if x.Resource == objects.Services {
+			u.Object["spec"].(map[string]any)["clusterIP"] = fmt.Sprintf("10.96.0.%d", w.version)
+		}
+	}
+	w.keep(x, u)
+}
+
+// seen returns the EndpointSlices of a name as CLUSTER ADDRESS:PORT texts, in order.
+func (w *world) seen(name string) (all []string) {
+	for _, x := range w.ours.of[types.NamespacedName{Namespace: "shop", Name: name}] {
+		for _, e := range x.group.Addresses {
+			for _, p := range x.group.Ports {
+				all = append(
+					all,
+					strings.TrimSpace(fmt.Sprintf("%s %s:%d %s %s", x.cluster, e.IP, p.Port, e.Host, e.State)),
+				)
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (w *world) serviceImport(name string) string {
+	u := w.imports[types.NamespacedName{Namespace: "shop", Name: name}]
+	if u == nil {
+		return ""
+	}
+	b, err := yaml.Marshal(u.Object["spec"])
+	need.NoError(w.t, err)
+	return string(b)
+}
+
+func (w *world) condition(name, kind string) string {
+	for _, c := range w.exports[types.NamespacedName{Namespace: "shop", Name: name}].Conditions {
+		if c.Type == kind {
+			return strings.TrimSpace(c.Status + " " + c.Reason + " " + c.Message)
+		}
+	}
+	return ""
+}
+
+const (
+	webPorts = "ports: [{name: http, protocol: TCP, port: 80}]"
+	// web is what a peer exports as shop/web, created in a second, with endpoints.
+	web = `{namespace: shop, name: web, type: ClusterSetIP, created: "2026-11-29T17:00:%02dZ", ` + webPorts + `,
+		sessionAffinity: None, endpoints: [{ports: [{name: http, protocol: TCP, port: 8080}], addresses: [%s]}]}`
+)
+
+// TestImport: a Service of a peer gets a ServiceImport with an address, and endpoints as this
+// cluster sees them; a changed endpoint costs one write; and all goes with the export.
+func TestImport(t *testing.T) {
+	w := rome(t)
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}, {ip: 10.244.1.6, host: web-0, state: notReady}"))
+	wanted := []string{"milan 10.61.1.5:8080 10-244-1-5", "milan 10.61.1.6:8080 web-0 notReady"}
+	if got := w.seen("web"); !slices.Equal(got, wanted) {
+		t.Errorf("endpoints %q, want %q", got, wanted)
+	}
+	want := "ipFamilies:\n- IPv4\nips:\n- 10.96.0.2\nports:\n- name: http\n  port: 80\n  protocol: TCP\nsessionAffinity: None\ntype: ClusterSetIP\n"
+	if got := w.serviceImport("web"); got != want {
+		t.Errorf("ServiceImport %s\nwant %s", got, want)
+	}
+	w.writes = nil
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}, {ip: 10.244.1.6, host: web-0}"))
+	if len(w.writes) != 1 || !strings.HasPrefix(w.writes[0], "update endpointslices ") {
+		t.Errorf("a changed endpoint costs %q", w.writes)
+	}
+	w.hear("milan", "")
+	if len(w.imports)+len(w.derived)+len(w.ours.all) > 0 {
+		t.Errorf(
+			"left: %d ServiceImports, %d Services, %d EndpointSlices",
+			len(w.imports),
+			len(w.derived),
+			len(w.ours.all),
+		)
+	}
+}
+
+// TestNamespaces: a peer's Services come only where the Peering admits them and the namespace is.
+func TestNamespaces(t *testing.T) {
+	for _, c := range []struct {
+		name, namespace, admits string
+		want                    int
+	}{
+		{"all", "shop", `["*"]`, 1},
+		{"named", "shop", "[shop]", 1},
+		{"another", "shop", "[pay]", 0},
+		{"none", "shop", "[]", 0},
+		{"missing", "nowhere", `["*"]`, 0},
+		{"of Kubernetes", "kube-system", `["*"]`, 0},
+		{"of Kubernetes, named", "kube-system", "[kube-system]", 1},
+	} {
+		w := rome(t)
+		w.PutNamespace("kube-system", true)
+		w.peering(
+			"milan",
+			strings.Replace(fmt.Sprintf(peeringText, "milan", 1), `import: ["*"]`, "import: "+c.admits, 1),
+		)
+		w.hear(
+			"milan",
+			strings.Replace(fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"), "namespace: shop", "namespace: "+c.namespace, 1),
+		)
+		if len(w.imports) != c.want {
+			t.Errorf("%s: %d ServiceImports, want %d", c.name, len(w.imports), c.want)
+		}
+		w.PutNamespace(c.namespace, true)
+		w.settle()
+		if c.name == "missing" && len(w.imports) != 1 {
+			t.Error("missing: nothing when the namespace is made later")
+		}
+	}
+}
+
+// TestLies: what a peer says that this cluster cannot have or should not believe is left out with a
+// reason, and the rest stays.
+func TestLies(t *testing.T) {
+	good := fmt.Sprintf(web, 1, "{ip: 10.244.1.5}")
+	with := func(old, new string) string {
+		if !strings.Contains(good, old) {
+			t.Fatalf("no %q", old)
+		}
+		return strings.ReplaceAll(strings.Replace(good, old, new, 1), "name: web,", "name: bad,")
+	}
+	for name, c := range map[string]struct{ service, fault string }{
+		"name":            {with("name: web,", `name: "a/b",`), "is no DNS label"},
+		"type":            {with("ClusterSetIP", "ExternalName"), "neither ClusterSetIP nor Headless"},
+		"no time":         {with(`created: "2026-11-29T17:00:01Z"`, `created: "0001-01-01T00:00:00Z"`), "time of its ServiceExport"},
+		"protocol":        {with("protocol: TCP", "protocol: ICMP"), "is not TCP, UDP or SCTP"},
+		"port 0":          {with("port: 80}", "port: 0}"), "0 is no port"},
+		"our pod":         {with("10.244.1.5", "10.60.1.5"), "is in no CIDR of its cluster"},
+		"loopback":        {with("10.244.1.5", "127.0.0.1"), "is in no CIDR of its cluster"},
+		"link-local":      {with("10.244.1.5", "169.254.18.1"), "is in no CIDR of its cluster"},
+		"unknown sources": {with("10.244.1.5", "10.70.0.0"), "stands for all that are unknown"},
+		"host name":       {with("{ip: 10.244.1.5}", `{ip: 10.244.1.5, host: "a b"}`), "a host name or a state that is none"},
+		"state":           {with("{ip: 10.244.1.5}", "{ip: 10.244.1.5, state: dead}"), "a host name or a state that is none"},
+		"affinity":        {with("sessionAffinity: None", "sessionAffinity: Always"), "neither ClientIP nor None"},
+	} {
+		w := rome(t)
+		w.hear("milan", good+", "+c.service)
+		if got := w.seen("web"); len(got) != 1 {
+			t.Errorf("%s: the good one has endpoints %q", name, got)
+		}
+		if got := w.seen("bad"); len(got) != 0 {
+			t.Errorf("%s: endpoints %q", name, got)
+		}
+		if all := strings.Join(w.Faults()["milan"], "; "); !strings.Contains(all, c.fault) {
+			t.Errorf("%s: faults %q, want %q", name, all, c.fault)
+		}
+	}
+	w := rome(t)
+	var many []string
+	for i := range 10_000 {
+		many = append(many, strings.Replace(good, "name: web,", fmt.Sprintf("name: w%d,", i), 1))
+	}
+	w.hear("milan", strings.Join(many, ","))
+	if all := w.Faults()["milan"]; len(w.imports) != maxServices || len(all) != 1 ||
+		!strings.Contains(all[0], "beyond the 500") {
+		t.Errorf("of 10000 names %d are here; %q", len(w.imports), all)
+	}
+}
+
+// TestMerge: the oldest export decides, ports are united, and all clusters come to one result.
+func TestMerge(t *testing.T) {
+	w := rome(t)
+	w.export(
+		"web",
+		"{clusterIP: 10.96.3.3, sessionAffinity: None, ports: [{name: http, protocol: TCP, port: 80}, {name: dns, protocol: UDP, port: 53}]}",
+		5,
+		"10.244.3.3",
+	)
+	w.hear("milan", fmt.Sprintf(web, 9, "{ip: 10.244.1.5}"))
+	if got := w.condition("web", "Conflict"); got != "True PortConflict rome has port http 80/TCP, dns 53/UDP, which has the oldest export; milan differs (1 of 2 clusters)" {
+		t.Errorf("Conflict is %q", got)
+	}
+	want := []string{"milan 10.61.1.5:8080 10-244-1-5", "rome 10.244.3.3:8080 10-244-3-3"}
+	if got := w.seen("web"); !slices.Equal(got, want) {
+		t.Errorf("endpoints %q, want %q", got, want)
+	}
+	// An older export with another port of that name wins, and nothing leads to the others' port.
+	w.hear("turin", strings.Replace(fmt.Sprintf(web, 1, "{ip: 10.244.2.5}"), "port: 80}", "port: 81}", 1))
+	if got := w.serviceImport("web"); !strings.Contains(got, "port: 81") || strings.Contains(got, "port: 80") ||
+		!strings.Contains(got, "port: 53") {
+		t.Errorf("ServiceImport %s", got)
+	}
+	if got, want := w.seen("web"), []string{"turin 10.62.2.5:8080 10-244-2-5"}; !slices.Equal(got, want) {
+		t.Errorf("endpoints %q, want %q", got, want)
+	}
+	w.hear("turin", "")
+	if got := w.seen("web"); !slices.Equal(got, want) {
+		t.Errorf("after turin has gone: endpoints %q, want %q", got, want)
+	}
+	w.hear("milan", "")
+	if got := w.condition("web", "Conflict"); got != "False NoConflicts" {
+		t.Errorf("Conflict is %q", got)
+	}
+}
+
+// TestKinds: a Service that becomes headless and back keeps nothing of what it was.
+func TestKinds(t *testing.T) {
+	w := rome(t)
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	w.hear("milan", strings.Replace(fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"), "ClusterSetIP", "Headless", 1))
+	if got := w.serviceImport("web"); strings.Contains(got, "ips:") || !strings.Contains(got, "Headless") ||
+		!strings.Contains(got, "ipFamilies") {
+		t.Errorf("headless ServiceImport %s", got)
+	}
+	if len(w.derived) != 0 || len(w.seen("web")) != 1 {
+		t.Errorf("headless: %d derived Services, endpoints %q", len(w.derived), w.seen("web"))
+	}
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	if got := w.serviceImport("web"); !strings.Contains(got, "ips:") || len(w.derived) != 1 {
+		t.Errorf("ServiceImport %s, %d derived Services", got, len(w.derived))
+	}
+}
+
+// TestForeign: a ServiceImport that somebody else has made stays as it is.
+func TestForeign(t *testing.T) {
+	w := rome(t)
+	name := types.NamespacedName{Namespace: "shop", Name: "web"}
+	w.imports[name] = object(t, "metadata: {name: web, namespace: shop}\nspec: {type: Headless, ports: []}")
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	if len(w.writes) > 0 {
+		t.Errorf("writes %q", w.writes)
+	}
+	if _, fault := w.Next(name, w.now); !strings.Contains(fault, "culvert has not made") {
+		t.Errorf("fault %q", fault)
+	}
+	w.hear("milan", "")
+	if len(w.writes) > 0 || w.imports[name] == nil {
+		t.Errorf("writes %q", w.writes)
+	}
+}
+
+// TestSilence: as long as nothing has been heard of a peer, what is here of it stays; a Peering
+// that is deleted takes it away.
+func TestSilence(t *testing.T) {
+	w := rome(t)
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	w.PutHeard("milan", &heard{})
+	w.settle()
+	if got := w.seen("web"); len(got) != 1 || w.serviceImport("web") == "" {
+		t.Errorf("while the peer is silent: endpoints %q", got)
+	}
+	w.PutPeering("milan", nil)
+	w.settle()
+	if len(w.imports)+len(w.derived)+len(w.ours.all) > 0 {
+		t.Error("something stays without the Peering")
+	}
+}
+
+// TestClash: of two Peerings with one cluster, the older one's counts.
+func TestClash(t *testing.T) {
+	w := rome(t)
+	w.peering("turin", strings.Replace(fmt.Sprintf(peeringText, "turin", 2), "peer: turin", "peer: milan", 1))
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	w.hear("turin", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	if got, want := w.seen("web"), []string{"milan 10.61.1.5:8080 10-244-1-5"}; !slices.Equal(got, want) {
+		t.Errorf("endpoints %q, want %q", got, want)
+	}
+	if all := w.Faults()["turin"]; len(all) != 1 ||
+		!strings.Contains(all[0], "Peering milan has the Services of milan already") {
+		t.Errorf("faults %q", all)
+	}
+}
+
+// TestExportConditions: the status of a ServiceExport says why its Service is not exported.
+func TestExportConditions(t *testing.T) {
+	w := rome(t)
+	w.export("web", "{clusterIP: 10.96.3.3, sessionAffinity: None, "+webPorts+"}", 5, "10.244.3.3")
+	if v, r := w.condition("web", "Valid"), w.condition("web", "Ready"); v != "True Valid" || r != "True Exported" {
+		t.Errorf("good: %q, %q", v, r)
+	}
+	w.export("name", "{type: ExternalName, externalName: a.example}", 5)
+	if v := w.condition("name", "Valid"); !strings.HasPrefix(v, "False InvalidServiceType") ||
+		w.serviceImport("name") != "" {
+		t.Errorf("ExternalName: %q", v)
+	}
+	delete(w.services, types.NamespacedName{Namespace: "shop", Name: "web"})
+	w.touch(types.NamespacedName{Namespace: "shop", Name: "web"})
+	w.settle()
+	if v := w.condition("web", "Valid"); !strings.HasPrefix(v, "False NoService") || w.serviceImport("web") != "" {
+		t.Errorf("no Service: %q", v)
+	}
+}
+
+// TestManyEndpoints: endpoints stay in their EndpointSlices, of at most 100, while others come and
+// go, and a change of one writes one.
+func TestManyEndpoints(t *testing.T) {
+	w := rome(t)
+	list := func(n, without int) string {
+		var all []string
+		for i := range n {
+			if i != without {
+				all = append(all, fmt.Sprintf("{ip: 10.244.%d.%d}", i/250, i%250+1))
+			}
+		}
+		return fmt.Sprintf(web, 1, strings.Join(all, ","))
+	}
+	w.hear("milan", list(1000, -1))
+	if len(w.ours.all) != 10 || len(w.seen("web")) != 1000 {
+		t.Errorf("%d EndpointSlices, %d endpoints", len(w.ours.all), len(w.seen("web")))
+	}
+	for _, c := range []struct {
+		name       string
+		n, without int
+		writes     int
+	}{
+		{"one less", 1000, 500, 1}, {"it is back", 1000, -1, 1},
+		{"one more", 1001, -1, 1}, {"back to 1000", 1000, -1, 1},
+	} {
+		w.writes = nil
+		if w.hear("milan", list(c.n, c.without)); len(w.writes) != c.writes {
+			t.Errorf("%s: %d writes: %.300q", c.name, len(w.writes), w.writes)
+		}
+	}
+}
