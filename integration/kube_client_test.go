@@ -91,6 +91,7 @@ var kubePlurals = map[string]string{
 	"GatewayServer": "gatewayservers", "GatewayClient": "gatewayclients",
 	"Peering": "peerings", "TunnelNode": "tunnelnodes", "PeerExports": "peerexports", "Secret": "secrets",
 	"ServiceExport": "serviceexports", "ServiceImport": "serviceimports",
+	"PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules",
 	"ValidatingAdmissionPolicy":        "validatingadmissionpolicies",
 	"ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 	"WgGatewayServerTemplate":          "wggatewayservertemplates",

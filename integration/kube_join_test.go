@@ -226,19 +226,7 @@ func (p *peeringLab) controllers() {
 			need.NoError(p.t, p.api.admin.request(http.MethodDelete, kubePath("v1", kind, namespace,
 				"")+"?gracePeriodSeconds=0", "application/json", nil, nil))
 		}
-		eventuallyWithin(p.t, kubeStartTimeout, p.name+": namespace "+namespace, func() error {
-			o := object{"apiVersion": "v1", "kind": "Namespace", "metadata": object{"name": namespace}}
-			stored, err := p.api.admin.get(o)
-			if refused := new(kubeError); errors.As(err, &refused) && refused.Code == http.StatusNotFound {
-				return nil
-			}
-			if err != nil || field(stored, "metadata", "deletionTimestamp") == nil {
-				return fmt.Errorf("it exists and is not being deleted (%v)", err)
-			}
-			stored["spec"] = object{"finalizers": []string{}}
-			p.api.admin.request(http.MethodPut, pathOf(o)+"/finalize", "application/json", stored, nil)
-			return errNotYet
-		})
+		p.api.finalize(namespace)
 	}
 }
 
@@ -246,37 +234,7 @@ func (p *peeringLab) controllers() {
 // nftables of its nodes.
 func (p *peeringLab) everything(t *testing.T) (all []string) {
 	t.Helper()
-	var groups struct {
-		Groups []struct{ PreferredVersion struct{ GroupVersion string } }
-	}
-	get := func(path string, answer any) {
-		need.NoError(t, p.api.admin.request(http.MethodGet, path, "", nil, answer))
-	}
-	get("/apis", &groups)
-	paths := []string{"/api/v1"}
-	for _, g := range groups.Groups {
-		paths = append(paths, "/apis/"+g.PreferredVersion.GroupVersion)
-	}
-	for _, path := range paths {
-		var list struct {
-			Resources []struct {
-				Name  string
-				Verbs []string
-			}
-		}
-		get(path, &list)
-		for _, r := range list.Resources {
-			if !slices.Contains(r.Verbs, "list") || r.Name == "events" || r.Name == "leases" {
-				continue
-			}
-			var objects struct{ Items []object }
-			get(path+"/"+r.Name, &objects)
-			for _, o := range objects.Items {
-				all = append(all, fmt.Sprint(path, " ", r.Name, " ", field(o, "metadata", "namespace"), "/",
-					field(o, "metadata", "name")))
-			}
-		}
-	}
+	all = p.api.everything(t)
 	for _, node := range p.nodes {
 		eventually(t, node.name+" ends its duplicate address detection", func() error {
 			if out := node.run("ip", "-o", "address", "show", "tentative"); out != "" {
@@ -296,17 +254,7 @@ func (p *peeringLab) everything(t *testing.T) (all []string) {
 // requireSame fails unless a cluster has exactly what it had before.
 func requireSame(t *testing.T, p *peeringLab, before []string) {
 	t.Helper()
-	after := p.everything(t)
-	for _, x := range after {
-		if !slices.Contains(before, x) {
-			t.Errorf("%s has what it did not have before: %s", p.name, x)
-		}
-	}
-	for _, x := range before {
-		if !slices.Contains(after, x) {
-			t.Errorf("%s lacks what it had before: %s", p.name, x)
-		}
-	}
+	requireAlike(t, p.name, before, p.everything(t))
 }
 
 // versions returns generation and spec of all that is installed.

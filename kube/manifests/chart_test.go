@@ -71,41 +71,12 @@ func objects(t *testing.T, text string) map[string]any {
 	return all
 }
 
-// everything has each option; its peerings differ in theirs.
-const everything = `
-image: registry.example/another:2.0
-digest: sha256:` + digits + `
-imagePullPolicy: Always
-imagePullSecrets: [{name: registry}, {name: "7"}]
-agents: &pods
-  nodeSelector: {kubernetes.io/os: linux, zone: "on"}
-  tolerations: [{key: a, operator: Exists, effect: NoExecute, tolerationSeconds: 1000000}]
-  affinity: {podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: []}}
-  priorityClassName: "7"
-  resources: {requests: {cpu: 1, memory: 1Gi}}
-  annotations: {a: "{{ .Values }}", b: 'a "quoted" <text>'}
-  labels: {team: net, x.example/y: "true"}
-gateways: *pods
-networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}, {podSelector: {matchLabels: {a: b}}}]}
-podMonitor: {enabled: true, interval: 15s, labels: {release: "7"}}
-alerts: {enabled: true, labels: {release: "7"}}
-dashboard: {enabled: true, labels: {x: "1"}, annotations: {folder: net}}
-peerings:
-- {name: milan, expose: NodePort, replicas: 2, imports: milan, service: {nodePort: 31840}}
-- name: turin-2
-  expose: LoadBalancer
-  service: {externalTrafficPolicy: Local, loadBalancerClass: "7", annotations: {x.example/y: "true"}, nodePort: 30000}
-- {name: oslo, expose: ClusterIP, replicas: 3}
-`
-
-const digits = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-
-// alone returns values with everything's value of one field, besides image and peerings, by the
+// alone returns values with Everything's value of one field, besides image and peerings, by the
 // name of the field; "" has none.
 func alone(t *testing.T) map[string]map[string]any {
 	t.Helper()
 	var full map[string]any
-	need.NoError(t, yaml.Unmarshal([]byte(everything), &full))
+	need.NoError(t, yaml.Unmarshal([]byte(manifeststest.Everything), &full))
 	base := func(service map[string]any) map[string]any {
 		return map[string]any{"image": full["image"], "peerings": []any{map[string]any{"name": "turin-2",
 			"expose": "LoadBalancer", "service": service}, map[string]any{"name": "oslo", "expose": "ClusterIP"}}}
@@ -141,9 +112,10 @@ func TestChartIsTemplate(t *testing.T) {
 		t.Errorf("%d options: %q", len(options), options)
 	}
 	for name, text := range map[string]string{
-		"all": everything, "none": "image: a", "empty": "image: a\nagents: {}\ngateways: {labels: {}, tolerations: []}\n" +
+		"all": manifeststest.Everything, "none": "image: a",
+		"empty": "image: a\nagents: {}\ngateways: {labels: {}, tolerations: []}\n" +
 			"imagePullSecrets: []\npeerings: [{name: a, expose: NodePort}]",
-		"gateways only": "gatewaysOnly: true\n" + everything, "not only": "gatewaysOnly: false\nimage: a",
+		"gateways only": "gatewaysOnly: true\n" + manifeststest.Everything, "not only": "gatewaysOnly: false\nimage: a",
 	} {
 		var values map[string]any
 		need.NoError(t, yaml.Unmarshal([]byte(text), &values))

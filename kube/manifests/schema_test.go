@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"culvert/integration/need"
+	"culvert/kube/manifests/manifeststest"
 )
 
 // TestValues: values that manifests would print as something else are refused with field and
@@ -17,7 +18,7 @@ func TestValues(t *testing.T) {
 	need.NoError(t, err)
 	const peering = "peerings: [{name: a, expose: NodePort, "
 	for values, want := range map[string]string{
-		string(standard): "", everything: "", "": "", "# nothing\n": "",
+		string(standard): "", manifeststest.Everything: "", "": "", "# nothing\n": "",
 		"global: {anything: 1}\nimage: a":                          "", // Helm gives it to each chart of a chart
 		"image: null\nagents: {affinity: null}":                    "",
 		"peerings: [{name: a, expose: LoadBalancer, replicas: 3}]": "",
