@@ -8,6 +8,7 @@
 //	culvert leave --context NAME --peer NAME | --all
 //	culvert kube template
 //	culvert image push REF | save FILE | load
+//	culvert multicluster [crds]
 //
 // Under Liqo:
 //
