@@ -173,7 +173,7 @@ var importRules = []importRule{
 	{"kube/peering", []string{"culvert/gateway/config", "culvert/gateway/configfile", "culvert/gateway/control",
 		"culvert/gateway/exports", "culvert/gateway/node/links",
 		"culvert/gateway/node/remote", "culvert/gateway/node/services", "culvert/gateway/wgkey",
-		"golang.org/x/time/rate", "culvert/kube/service",
+		"golang.org/x/time/rate", "culvert/kube/mcs", "culvert/kube/service",
 		"culvert/geneve", "culvert/kube", "culvert/nat", "culvert/nat/packet", "culvert/nat/rules",
 		"k8s.io/apimachinery", "k8s.io/client-go/dynamic", "github.com/sirupsen/logrus"},
 		"what a gateway and a node have is a value: no devices, no packets"},

@@ -3,7 +3,6 @@ package mcs
 import (
 	"cmp"
 	"encoding/json"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -15,19 +14,10 @@ import (
 	"culvert/kube/objects"
 )
 
-// Version is the version of the API that is used.
-const Version = "multicluster.x-k8s.io/v1beta1"
-
-// Its kinds.
+// The kinds of the API.
 const (
 	KindExport = "ServiceExport"
 	KindImport = "ServiceImport"
-)
-
-// The resources of its kinds.
-var (
-	Exports = objects.Resource(Version, KindExport)
-	Imports = objects.Resource(Version, KindImport)
 )
 
 // The labels of EndpointSlices (KEP-1645, "EndpointSlice").
@@ -35,6 +25,10 @@ const (
 	LabelService = "multicluster.kubernetes.io/service-name"
 	LabelCluster = "multicluster.kubernetes.io/source-cluster"
 )
+
+// AnnotationPeers is the annotation of a ServiceExport that names, separated by commas, the only
+// peers that hear of it.
+const AnnotationPeers = "culvert.io/export-to"
 
 // An Export is the used part of a ServiceExport.
 type Export struct {
@@ -44,6 +38,7 @@ type Export struct {
 	Deleting    bool
 	Labels      map[string]string // that are exported
 	Annotations map[string]string
+	Peers       []string // that hear of it; nil: all
 	Conditions  []Condition
 }
 
@@ -59,13 +54,19 @@ type Condition struct {
 
 // ReadExport reads a ServiceExport.
 func ReadExport(u *unstructured.Unstructured) *Export {
-	e := &Export{Object: u, Generation: u.GetGeneration(), Created: u.GetCreationTimestamp().Time,
+	e := &Export{Object: u, Generation: u.GetGeneration(), Created: u.GetCreationTimestamp().UTC(),
 		Deleting: u.GetDeletionTimestamp() != nil}
 	var spec struct{ ExportedLabels, ExportedAnnotations map[string]string }
 	var status struct{ Conditions []Condition }
 	json.Unmarshal(objects.PartOf(u, "spec"), &spec) // the API server has checked it
 	json.Unmarshal(objects.PartOf(u, "status"), &status)
 	e.Labels, e.Annotations, e.Conditions = spec.ExportedLabels, spec.ExportedAnnotations, status.Conditions
+	if names, ok := u.GetAnnotations()[AnnotationPeers]; ok {
+		e.Peers = []string{}
+		for name := range strings.SplitSeq(names, ",") {
+			e.Peers = append(e.Peers, strings.TrimSpace(name))
+		}
+	}
 	return e
 }
 
@@ -77,70 +78,64 @@ type Service struct {
 
 // ReadService reads a Service.
 func ReadService(u *unstructured.Unstructured) *Service {
-	var spec struct {
-		Type                  string
-		ClusterIP             string
-		Ports                 []exports.Port
-		SessionAffinity       string
-		SessionAffinityConfig struct {
-			ClientIP struct{ TimeoutSeconds int32 }
-		}
-		InternalTrafficPolicy string
-		TrafficDistribution   string
+	read, fault := objects.ReadService(objects.Of("Service", u))
+	spec := &read.Spec
+	switch {
+	case fault != "":
+		return &Service{Invalid: fault}
+	case spec.Type == "ExternalName":
+		return &Service{Invalid: "spec.type: ExternalName is a name without endpoints"}
 	}
-	s := &Service{}
-	if fault := objects.ReadPart("spec", objects.PartOf(u, "spec"), &spec); fault != "" {
-		s.Invalid = fault
-		return s
-	}
-	if spec.Type == "ExternalName" {
-		s.Invalid = "spec.type: ExternalName is a name without endpoints"
-		return s
-	}
-	s.Service = exports.Service{Namespace: u.GetNamespace(), Name: u.GetName(), Type: exports.ClusterSetIP,
-		Ports: spec.Ports, Affinity: spec.SessionAffinity,
-		InternalTrafficPolicy: spec.InternalTrafficPolicy, TrafficDistribution: spec.TrafficDistribution}
+	s := &Service{Service: exports.Service{Namespace: u.GetNamespace(), Name: u.GetName(), Type: exports.ClusterSetIP,
+		Affinity: cmp.Or(spec.SessionAffinity, "None"), InternalTrafficPolicy: spec.InternalTrafficPolicy,
+		TrafficDistribution: spec.TrafficDistribution}}
 	if spec.ClusterIP == "None" {
 		s.Type = exports.Headless
 	}
-	if s.Affinity = cmp.Or(s.Affinity, "None"); s.Affinity == "ClientIP" {
-		s.AffinityFor = spec.SessionAffinityConfig.ClientIP.TimeoutSeconds
+	if d := spec.SessionAffinityConfig.ClientIP.TimeoutSeconds; d != nil && s.Affinity == "ClientIP" {
+		s.AffinityFor = int32(*d)
 	}
-	for i := range s.Ports {
-		s.Ports[i].Protocol = cmp.Or(s.Ports[i].Protocol, "TCP")
+	for _, p := range spec.Ports {
+		s.Ports = append(s.Ports, exports.Port{Name: p.Name, Protocol: cmp.Or(p.Protocol, "TCP"), Port: uint16(p.Port),
+			AppProtocol: p.AppProtocol})
 	}
 	return s
 }
 
-// A Slice is the endpoints of an EndpointSlice, in IPv4.
+// A Slice is an EndpointSlice with addresses of IPv4.
 type Slice struct {
-	Of   types.NamespacedName // its Service
-	name string
+	Of types.NamespacedName // its Service
 	exports.Group
 }
 
-// ReadSlice returns nil for an EndpointSlice without a Service, without IPv4 addresses, or that is
-// itself imported from another cluster.
+// ReadSlice returns nil for an EndpointSlice without a Service or without IPv4 addresses.
 func ReadSlice(u *unstructured.Unstructured) *Slice {
-	labels := u.GetLabels()
-	service := labels["kubernetes.io/service-name"]
+	service := u.GetLabels()["kubernetes.io/service-name"]
 	var family string
 	json.Unmarshal(objects.PartOf(u, "addressType"), &family)
-	if service == "" || family != "IPv4" || labels[LabelCluster] != "" {
+	if service == "" || family != "IPv4" {
 		return nil
 	}
+	return &Slice{types.NamespacedName{Namespace: u.GetNamespace(), Name: service},
+		ReadGroup(objects.Of("EndpointSlice", u))}
+}
+
+// ReadGroup reads the endpoints of an EndpointSlice of IPv4.
+func ReadGroup(o *objects.Object) (g exports.Group) {
 	var endpoints []struct {
 		Addresses  []string
 		Hostname   string
 		Conditions struct{ Ready, Serving, Terminating *bool }
 	}
-	s := &Slice{Of: types.NamespacedName{Namespace: u.GetNamespace(), Name: service}, name: u.GetName()}
-	json.Unmarshal(objects.PartOf(u, "ports"), &s.Ports)
-	json.Unmarshal(objects.PartOf(u, "endpoints"), &endpoints)
-	s.Ports = slices.DeleteFunc(s.Ports, func(p exports.Port) bool { return p.Port == 0 })
-	for i := range s.Ports {
-		s.Ports[i].Protocol = cmp.Or(s.Ports[i].Protocol, "TCP")
+	objects.ReadPart("ports", o.Ports, &g.Ports) // the API server has checked them
+	objects.ReadPart("endpoints", o.Endpoints, &endpoints)
+	g.Ports = slices.DeleteFunc(g.Ports, func(p exports.Port) bool { return p.Port == 0 })
+	for i := range g.Ports {
+		g.Ports[i].Protocol = cmp.Or(g.Ports[i].Protocol, "TCP")
 	}
+	slices.SortFunc(g.Ports, func(a, b exports.Port) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Protocol, b.Protocol))
+	})
 	for _, e := range endpoints {
 		if len(e.Addresses) == 0 {
 			continue
@@ -149,57 +144,39 @@ func ReadSlice(u *unstructured.Unstructured) *Slice {
 		if err != nil || !a.Is4() {
 			continue
 		}
-		yes := func(b *bool, otherwise bool) bool { return b == nil && otherwise || b != nil && *b }
-		ready := yes(e.Conditions.Ready, true)
-		serving, ending := yes(e.Conditions.Serving, ready), yes(e.Conditions.Terminating, false)
-		x := exports.Endpoint{IP: a, Host: e.Hostname}
-		switch {
+		c, state := &e.Conditions, exports.NotReady
+		ready := c.Ready == nil || *c.Ready
+		switch ending := c.Terminating != nil && *c.Terminating; {
 		case ready:
-		case ending && serving:
-			x.State = exports.Serving
+			state = exports.Ready
+		case ending && c.Serving != nil && *c.Serving:
+			state = exports.Serving
 		case ending:
-			x.State = exports.Terminating
-		default:
-			x.State = exports.NotReady
+			state = exports.Terminating
 		}
-		s.Addresses = append(s.Addresses, x)
+		g.Addresses = append(g.Addresses, exports.Endpoint{IP: a, Host: e.Hostname, State: state})
 	}
-	slices.SortFunc(s.Ports, func(a, b exports.Port) int {
-		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Protocol, b.Protocol))
-	})
-	return s
+	return g
 }
 
-// Offer returns what a cluster exports by a ServiceExport, its Service and the Service's
-// EndpointSlices.
-func Offer(e *Export, of *Service, all []*Slice) exports.Service {
+// Offer returns what a cluster exports by a ServiceExport, its Service and the Service's endpoints,
+// in the order of their EndpointSlices' names.
+func Offer(e *Export, of *Service, all []exports.Group) exports.Service {
 	s := of.Service
 	s.Created, s.Labels, s.Annotations = e.Created, e.Labels, e.Annotations
-	s.Endpoints = nil
-	had := map[place]bool{} // that several EndpointSlices have one is normal while it moves
-	slices.SortFunc(all, func(a, b *Slice) int { return strings.Compare(a.name, b.name) })
 	for _, x := range all {
 		i := slices.IndexFunc(s.Endpoints, func(g exports.Group) bool { return slices.Equal(g.Ports, x.Ports) })
 		if i < 0 {
 			i = len(s.Endpoints)
 			s.Endpoints = append(s.Endpoints, exports.Group{Ports: x.Ports})
 		}
-		g := &s.Endpoints[i]
-		for _, e := range x.Addresses {
-			if at := (place{i, e.IP}); !had[at] {
-				had[at] = true
-				g.Addresses = append(g.Addresses, e)
-			}
-		}
+		s.Endpoints[i].Addresses = append(s.Endpoints[i].Addresses, x.Addresses...)
 	}
 	for i := range s.Endpoints {
-		slices.SortFunc(s.Endpoints[i].Addresses, func(a, b exports.Endpoint) int { return a.IP.Compare(b.IP) })
+		g := &s.Endpoints[i]
+		slices.SortStableFunc(g.Addresses, func(a, b exports.Endpoint) int { return a.IP.Compare(b.IP) })
+		// While an endpoint moves, two EndpointSlices have it.
+		g.Addresses = slices.CompactFunc(g.Addresses, func(a, b exports.Endpoint) bool { return a.IP == b.IP })
 	}
 	return s
-}
-
-// A place is an address in a group.
-type place struct {
-	group int
-	ip    netip.Addr
 }

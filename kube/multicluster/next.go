@@ -51,7 +51,7 @@ func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault 
 	case len(all) == 0:
 		return s.remove(name, nil, of), ""
 	case of == nil:
-		return &Write{"create", mcs.Imports, s.importOf(name, merged, nil, all, nil)}, ""
+		return &Write{"create", objects.ServiceImports, s.importOf(name, merged, nil, all, nil)}, ""
 	case of.GetDeletionTimestamp() != nil:
 		return nil, ""
 	}
@@ -73,7 +73,7 @@ func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault 
 	// The Service goes first in one direction, the ServiceImport's address in the other one.
 	if next := s.importOf(name, merged, ips, all, of); !reflect.DeepEqual(specOf(next), specOf(of)) ||
 		!maps.Equal(next.GetLabels(), of.GetLabels()) || !maps.Equal(next.GetAnnotations(), of.GetAnnotations()) {
-		return &Write{"update", mcs.Imports, next}, ""
+		return &Write{"update", objects.ServiceImports, next}, ""
 	}
 	if merged.Type == exports.Headless && have != nil && have.GetDeletionTimestamp() == nil {
 		return &Write{"delete", objects.Services, have}, ""
@@ -83,7 +83,7 @@ func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault 
 		return w, ""
 	}
 	if next := statusOf(of, all, now); next != nil {
-		return &Write{"update status", mcs.Imports, next}, ""
+		return &Write{"update status", objects.ServiceImports, next}, ""
 	}
 	return nil, ""
 }
@@ -115,7 +115,7 @@ func (s *State) remove(name types.NamespacedName, keep map[string]*ourSlice, of 
 		return &Write{"delete", objects.Services, u}
 	}
 	if of != nil && of.GetDeletionTimestamp() == nil {
-		return &Write{"delete", mcs.Imports, of}
+		return &Write{"delete", objects.ServiceImports, of}
 	}
 	return nil
 }
@@ -299,7 +299,7 @@ func (s *State) importOf(
 	maps.Copy(annotations, m.Annotations)
 	labels := map[string]string{LabelManaged: s.cluster}
 	maps.Copy(labels, m.Labels)
-	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": mcs.Version, "kind": mcs.KindImport,
+	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Multicluster, "kind": mcs.KindImport,
 		"metadata": map[string]any{"namespace": name.Namespace, "name": name.Name}, "spec": spec}}
 	if have != nil {
 		u.Object["metadata"] = maps.Clone(have.Object["metadata"].(map[string]any)) // every object has it
@@ -389,7 +389,7 @@ func (s *State) nextStatus(name types.NamespacedName, all []offer, conflicts []c
 		return nil
 	}
 	u := withStatus(e.Object, map[string]any{"conditions": next})
-	return &Write{"update status", mcs.Exports, u}
+	return &Write{"update status", objects.ServiceExports, u}
 }
 
 // statusOf returns a ServiceImport with its status, if that differs.

@@ -108,7 +108,7 @@ func (x *ourSlice) same(want *ourSlice) bool {
 
 // owner is a reference to a ServiceImport, with which an object goes.
 func owner(u *unstructured.Unstructured) []any {
-	return []any{map[string]any{"apiVersion": mcs.Version, "kind": mcs.KindImport, "name": u.GetName(),
+	return []any{map[string]any{"apiVersion": objects.Multicluster, "kind": mcs.KindImport, "name": u.GetName(),
 		"uid": string(u.GetUID())}}
 }
 

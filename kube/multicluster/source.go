@@ -90,13 +90,13 @@ func keyed(key string) types.NamespacedName {
 // +checklocksignore: a Loop holds mu
 func (s *Source) sets() []kube.Set {
 	st := s.state
-	exports := kube.Set{Name: setExports, Resource: mcs.Exports,
+	exports := kube.Set{Name: setExports, Resource: objects.ServiceExports,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			e := mcs.ReadExport(u)
 			return func(key string) { st.exports[keyed(key)] = e; st.touch(keyed(key)) }
 		},
 		Drop: func(ns, name string) { delete(st.exports, within(ns, name)); st.touch(within(ns, name)) }}
-	imports := kube.Set{Name: setImports, Resource: mcs.Imports,
+	imports := kube.Set{Name: setImports, Resource: objects.ServiceImports,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			return func(key string) { st.imports[keyed(key)] = u; st.touch(keyed(key)) }
 		},
@@ -238,9 +238,9 @@ func (s *Source) Ready() bool {
 
 // Waiting says what is missing while it is not ready.
 func (s *Source) Waiting() string {
-	for _, kind := range []string{mcs.Exports.Resource, mcs.Imports.Resource} {
+	for _, kind := range []string{objects.ServiceExports.Resource, objects.ServiceImports.Resource} {
 		if s.loop.Causes.Refuses("list " + kind) {
-			return kind + " of " + mcs.Version + ", which the API server does not know or does not show: " +
+			return kind + " of " + objects.Multicluster + ", which the API server does not know or does not show: " +
 				"culvert multicluster crds prints the CRDs"
 		}
 	}
@@ -262,7 +262,7 @@ func (s *Source) faults() (all []kube.Fault) {
 		}
 	}
 	for name, text := range s.why {
-		f := kube.Fault{Event: kube.Event{APIVersion: mcs.Version, Kind: mcs.KindImport, Message: text},
+		f := kube.Fault{Event: kube.Event{APIVersion: objects.Multicluster, Kind: mcs.KindImport, Message: text},
 			LogOnly: true}
 		f.Metadata.Namespace, f.Metadata.Name = name.Namespace, name.Name
 		all = append(all, f)

@@ -252,7 +252,11 @@ func (s *State) own(name types.NamespacedName) (offer, bool) {
 	if e == nil || e.Deleting || of == nil || of.Invalid != "" || s.cluster == "" || !s.shared(name.Namespace) {
 		return offer{}, false
 	}
-	x := mcs.Offer(e, of, slices.Collect(maps.Values(s.slices.of[name])))
+	var groups []exports.Group
+	for _, called := range slices.Sorted(maps.Keys(s.slices.of[name])) {
+		groups = append(groups, s.slices.of[name][called].Group)
+	}
+	x := mcs.Offer(e, of, groups)
 	x.Labels, x.Annotations = acceptable(x.Labels, labelValue), acceptable(x.Annotations, annotationValue)
 	for i := range x.Endpoints {
 		g := &x.Endpoints[i]
@@ -394,7 +398,7 @@ func (s *State) keep(w *Write, u *unstructured.Unstructured) (set string) {
 	name := types.NamespacedName{Namespace: w.Object.GetNamespace(), Name: w.Object.GetName()}
 	if w.Verb == "delete" {
 		switch w.Resource {
-		case mcs.Imports:
+		case objects.ServiceImports:
 			delete(s.imports, name)
 		case objects.Services:
 			delete(s.derived, name)
@@ -404,9 +408,9 @@ func (s *State) keep(w *Write, u *unstructured.Unstructured) (set string) {
 		return ""
 	}
 	switch w.Resource {
-	case mcs.Exports:
+	case objects.ServiceExports:
 		set, s.exports[name] = setExports, mcs.ReadExport(u)
-	case mcs.Imports:
+	case objects.ServiceImports:
 		set, s.imports[name] = setImports, u
 	case objects.Services:
 		set, s.derived[name] = setDerived, u

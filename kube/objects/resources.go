@@ -6,10 +6,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// The versions of culvert's own kinds and of Liqo's.
+// The versions of culvert's own kinds, of Liqo's, and of those of multi-cluster Services.
 const (
-	Culvert = "culvert.io/v1alpha1"
-	Liqo    = "networking.liqo.io/v1beta1"
+	Culvert      = "culvert.io/v1alpha1"
+	Liqo         = "networking.liqo.io/v1beta1"
+	Multicluster = "multicluster.x-k8s.io/v1beta1"
 )
 
 // The API resources that culvert reads and writes, except Liqo's.
@@ -33,7 +34,8 @@ var (
 	Roles               = Resource("rbac.authorization.k8s.io/v1", "Role")
 	Secrets             = Resource("v1", "Secret")
 	ServiceCIDRs        = Resource("networking.k8s.io/v1", "ServiceCIDR")
-	ServiceExports      = Resource("multicluster.x-k8s.io/v1beta1", "ServiceExport")
+	ServiceExports      = Resource(Multicluster, "ServiceExport")
+	ServiceImports      = Resource(Multicluster, "ServiceImport")
 	Services            = Resource("v1", "Service")
 	TunnelNodes         = Resource(Culvert, "TunnelNode")
 )

@@ -15,6 +15,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
 	"culvert/kube"
+	"culvert/kube/mcs"
 )
 
 const (
@@ -144,7 +145,7 @@ func (x *serviceExchange) followExports() {
 	}
 	if !x.following {
 		x.following = true
-		x.follow(into(kindServiceExport, "", table[*serviceExport](g.serviceExports), readServiceExport))
+		x.follow(into(kindServiceExport, "", table[*mcs.Export](g.serviceExports), readServiceExport))
 	}
 	loop := x.source.loop
 	whole := loop.Complete(kindServiceExport)

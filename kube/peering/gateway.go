@@ -13,6 +13,7 @@ import (
 	"culvert/gateway/exports"
 	"culvert/gateway/wgkey"
 	"culvert/geneve"
+	"culvert/kube/mcs"
 	"culvert/kube/service"
 	"culvert/nat"
 	"culvert/nat/rules"
@@ -58,7 +59,7 @@ type Gateway struct {
 	told         []*exports.Service    // Exports of the last plan
 	// ServiceExports and Services, by namespace/name, and what the last plan has made of them; nil:
 	// nothing yet.
-	serviceExports map[string]*serviceExport
+	serviceExports map[string]*mcs.Export
 	offers         map[string]*offer
 	shared         map[service.Name]*shared
 	sharing        map[service.Name]bool // those whose EndpointSlices are needed
@@ -74,7 +75,7 @@ func NewGateway(self Self) *Gateway {
 	return &Gateway{self: self, nodes: map[string]*node{}, tunnels: map[string]*tunnelNode{}, pods: newPodIndex(),
 		holders: map[netip.Addr]string{}, others: map[string]*Peering{}, services: map[string]*clusterIPs{},
 		exported: map[string]*exported{}, slices: newSliceIndex(),
-		serviceExports: map[string]*serviceExport{}, offers: map[string]*offer{}}
+		serviceExports: map[string]*mcs.Export{}, offers: map[string]*offer{}}
 }
 
 // put sets the current Peering; nil if it has gone.

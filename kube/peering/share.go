@@ -6,49 +6,25 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/exports"
+	"culvert/kube/mcs"
 	"culvert/kube/objects"
 	"culvert/kube/service"
 	"culvert/nat/packet"
 	"culvert/nat/rules"
 )
 
-// AnnotationPeers is the annotation of a ServiceExport that names, separated by commas, the only
-// peers that hear of it.
-const AnnotationPeers = "culvert.io/export-to"
-
 // kindServiceExport is a kind of multi-cluster Services (KEP-1645): it exports the Service of its
 // name.
-const kindServiceExport = "ServiceExport"
+const kindServiceExport = mcs.KindExport
 
-// A serviceExport is a ServiceExport.
-type serviceExport struct {
-	created             time.Time
-	labels, annotations map[string]string // for the ServiceImports
-	peers               []string          // nil: all
-}
-
-func readServiceExport(u *unstructured.Unstructured) *serviceExport {
-	o := objects.Of(kindServiceExport, u)
-	if o.Deleting {
+func readServiceExport(u *unstructured.Unstructured) *mcs.Export {
+	e := mcs.ReadExport(u)
+	if e.Object = nil; e.Deleting {
 		return nil
-	}
-	var spec struct {
-		ExportedLabels      map[string]string `json:"exportedLabels"`
-		ExportedAnnotations map[string]string `json:"exportedAnnotations"`
-	}
-	objects.ReadPart("spec", o.Spec, &spec) // the API server has checked it
-	e := &serviceExport{created: o.Metadata.Created.UTC(), labels: spec.ExportedLabels,
-		annotations: spec.ExportedAnnotations}
-	if names, ok := o.Annotations[AnnotationPeers]; ok {
-		e.peers = []string{}
-		for name := range strings.SplitSeq(names, ",") {
-			e.peers = append(e.peers, strings.TrimSpace(name))
-		}
 	}
 	return e
 }
@@ -56,33 +32,13 @@ func readServiceExport(u *unstructured.Unstructured) *serviceExport {
 // An offer is what a gateway keeps of each Service.
 type offer struct {
 	ips     clusterIPs
-	service exports.Service // without a type if it cannot be exported
+	service *mcs.Service // without a type if it cannot be exported
 }
 
 func readOffer(u *unstructured.Unstructured) *offer {
-	o := &offer{}
+	o := &offer{service: mcs.ReadService(u)}
 	if ips := readService(u); ips != nil {
 		o.ips = *ips
-	}
-	read, _ := objects.ReadService(objects.Of(kindService, u)) // the API server has checked it
-	spec, s := &read.Spec, &o.service
-	switch {
-	case spec.Type == "ExternalName":
-		return o
-	case spec.ClusterIP == "None":
-		s.Type = exports.Headless
-	default:
-		s.Type = exports.ClusterSetIP
-	}
-	for _, p := range spec.Ports {
-		s.Ports = append(s.Ports, exports.Port{Name: p.Name, Protocol: cmp.Or(p.Protocol, "TCP"), Port: uint16(p.Port),
-			AppProtocol: p.AppProtocol})
-	}
-	s.InternalTrafficPolicy, s.TrafficDistribution = spec.InternalTrafficPolicy, spec.TrafficDistribution
-	if s.Affinity = spec.SessionAffinity; s.Affinity == "ClientIP" {
-		if d := spec.SessionAffinityConfig.ClientIP.TimeoutSeconds; d != nil {
-			s.AffinityFor = int32(*d)
-		}
 	}
 	return o
 }
@@ -112,57 +68,13 @@ func readSlice(u *unstructured.Unstructured) *slice {
 	if s == nil {
 		return nil
 	}
-	return &slice{s, readGroup(o)}
-}
-
-func readGroup(o *objects.Object) (g exports.Group) {
-	var ports []struct {
-		Name        string `json:"name"`
-		Protocol    string `json:"protocol"`
-		Port        int64  `json:"port"`
-		AppProtocol string `json:"appProtocol"`
-	}
-	var endpoints []struct {
-		Addresses  []string `json:"addresses"`
-		Hostname   string   `json:"hostname"`
-		Conditions struct {
-			Ready       *bool `json:"ready"`
-			Serving     *bool `json:"serving"`
-			Terminating bool  `json:"terminating"`
-		} `json:"conditions"`
-	}
-	objects.ReadPart("ports", o.Ports, &ports) // the API server has checked them
-	objects.ReadPart("endpoints", o.Endpoints, &endpoints)
-	for _, p := range ports {
-		g.Ports = append(g.Ports, exports.Port{Name: p.Name, Protocol: cmp.Or(p.Protocol, "TCP"), Port: uint16(p.Port),
-			AppProtocol: p.AppProtocol})
-	}
-	for _, e := range endpoints {
-		if len(e.Addresses) == 0 {
-			continue
-		}
-		a, err := objects.ParseAddr(e.Addresses[0])
-		if err != nil || !a.Is4() {
-			continue
-		}
-		ready, state := e.Conditions.Ready == nil || *e.Conditions.Ready, exports.NotReady
-		switch {
-		case ready:
-			state = exports.Ready
-		case e.Conditions.Terminating && e.Conditions.Serving != nil && *e.Conditions.Serving:
-			state = exports.Serving
-		case e.Conditions.Terminating:
-			state = exports.Terminating
-		}
-		g.Addresses = append(g.Addresses, exports.Endpoint{IP: a, Host: e.Hostname, State: state})
-	}
-	return g
+	return &slice{s, mcs.ReadGroup(o)}
 }
 
 // A shared is a Service that a ServiceExport lets the peer hear of, and what it was made of.
 type shared struct {
 	name    service.Name
-	export  *serviceExport
+	export  *mcs.Export
 	offer   *offer
 	peering *Peering
 	slices  []*slice
@@ -183,7 +95,7 @@ func (g *Gateway) share(d *Plan) {
 	for key, e := range g.serviceExports {
 		namespace, name, _ := strings.Cut(key, "/")
 		o := g.offers[key]
-		if !g.good.Exports(namespace) || e.peers != nil && !slices.Contains(e.peers, g.good.Peer) || o == nil ||
+		if !g.good.Exports(namespace) || e.Peers != nil && !slices.Contains(e.Peers, g.good.Peer) || o == nil ||
 			o.service.Type == "" {
 			continue
 		}
@@ -292,7 +204,7 @@ func inOrderOf(all map[service.Name]*shared) (list []*shared) {
 		list = append(list, s)
 	}
 	slices.SortFunc(list, func(a, b *shared) int {
-		return cmp.Or(a.export.created.Compare(b.export.created), strings.Compare(a.name.Namespace, b.name.Namespace),
+		return cmp.Or(a.export.Created.Compare(b.export.Created), strings.Compare(a.name.Namespace, b.name.Namespace),
 			strings.Compare(a.name.Name, b.name.Name))
 	})
 	return list
@@ -300,20 +212,11 @@ func inOrderOf(all map[service.Name]*shared) (list []*shared) {
 
 // make makes what the peer hears.
 func (s *shared) make() {
-	told := s.offer.service
-	told.Namespace, told.Name, told.Created = s.name.Namespace, s.name.Name, s.export.created
-	told.Labels, told.Annotations = s.export.labels, s.export.annotations
 	var wrong []netip.Addr
+	var groups []exports.Group
 	for _, x := range s.slices {
 		s.n += x.Len()
-		i := slices.IndexFunc(told.Endpoints, func(g exports.Group) bool {
-			return slices.Equal(g.Ports, x.group.Ports)
-		})
-		if i < 0 {
-			i = len(told.Endpoints)
-			told.Endpoints = append(told.Endpoints, exports.Group{Ports: x.group.Ports})
-		}
-		g := &told.Endpoints[i]
+		g := exports.Group{Ports: x.group.Ports}
 		for _, e := range x.group.Addresses {
 			if slices.ContainsFunc(s.peering.Pods, func(p netip.Prefix) bool { return p.Contains(e.IP) }) {
 				g.Addresses = append(g.Addresses, e)
@@ -321,12 +224,9 @@ func (s *shared) make() {
 				wrong = append(wrong, e.IP)
 			}
 		}
+		groups = append(groups, g)
 	}
-	for i := range told.Endpoints {
-		g := &told.Endpoints[i]
-		slices.SortStableFunc(g.Addresses, func(a, b exports.Endpoint) int { return a.IP.Compare(b.IP) })
-		g.Addresses = slices.CompactFunc(g.Addresses, func(a, b exports.Endpoint) bool { return a.IP == b.IP })
-	}
+	told := mcs.Offer(s.export, s.offer.service, groups)
 	if len(wrong) > 0 {
 		s.fault = fmt.Sprintf("its endpoint %s is not in spec.local.podCIDRs of Peering %s, and left out%s", wrong[0],
 			s.peering.Metadata.Name, more(len(wrong)))

@@ -16,6 +16,7 @@ import (
 	"culvert/gateway/config"
 	"culvert/gateway/exports"
 	"culvert/kube"
+	"culvert/kube/mcs"
 	"culvert/kube/service"
 )
 
@@ -35,7 +36,7 @@ func have(t testing.TB, g *Gateway, text string, replace ...string) *unstructure
 	key := kube.KeyOf(u)
 	switch u.GetKind() {
 	case kindServiceExport:
-		table[*serviceExport](g.serviceExports).set(key, readServiceExport(u))
+		table[*mcs.Export](g.serviceExports).set(key, readServiceExport(u))
 		g.slices.wanted[service.Name{Namespace: u.GetNamespace(), Name: u.GetName()}] = true
 	case kindService:
 		offers{g}.set(key, readOffer(u))
