@@ -153,7 +153,7 @@ var importRules = []importRule{
 	{"kube/manifests", []string{"culvert/gateway/configfile", "go.yaml.in/yaml/v3"}, "manifests and values: files, in and out"},
 	{"kube/image", []string{"culvert/kube", "github.com/google/go-containerregistry"},
 		"a file and a registry: no cluster"},
-	{"kube/deploy", []string{"culvert/kube", "culvert/kube/join/terms", "culvert/kube/manifests",
+	{"kube/deploy", []string{"culvert/kube", "culvert/kube/join/terms", "culvert/kube/manifests", "culvert/kube/mcs",
 		"culvert/kube/peering", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "k8s.io/client-go/rest",
 		"sigs.k8s.io/yaml"},
 		"it applies and removes what others have decided: no flags, no terminal, no gateway"},

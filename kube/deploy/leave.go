@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"culvert/kube/manifests"
+	"culvert/kube/mcs"
 	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
@@ -201,11 +202,14 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 			return fmt.Errorf("peering %s: %w", name, err)
 		}
 	}
-	all, err := Objects(manifests.Common(manifests.Image, nil))
+	all, err := Objects(manifests.Common(manifests.Image, manifests.Everything()))
 	if err != nil {
 		return err
 	}
 	if err := c.removeImports(ctx, "", nil, say); err != nil {
+		return err
+	}
+	if err := c.awaitNoServices(ctx, say); err != nil {
 		return err
 	}
 	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool {
@@ -228,4 +232,30 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 		return err
 	}
 	return c.remove(ctx, all, say)
+}
+
+// awaitNoServices waits until nothing is left of the peers' multi-cluster Services. The pods of
+// culvert multicluster remove it once the last Peering has gone. If there are none, ServiceImports
+// are deleted here, and the rest goes with them. Who may not list ServiceImports has none.
+func (c *Cluster) awaitNoServices(ctx context.Context, say func(string)) error {
+	var left []*unstructured.Unstructured
+	err := Await(ctx, say, func(ctx context.Context) (missing string, err error) {
+		left = nil
+		if err := c.each(ctx, objects.ServiceImports, "", mcs.LabelManaged, func(u *unstructured.Unstructured) {
+			left = append(left, u)
+		}); err != nil && !apierrors.IsForbidden(err) {
+			return "", err
+		}
+		err = c.each(ctx, objects.Pods, peering.GatewayNamespace, "app=culvert-multicluster",
+			func(*unstructured.Unstructured) {
+				if len(left) > 0 {
+					missing = nameOf(left[0]) + " is still there"
+				}
+			})
+		return missing, err
+	})
+	if err != nil {
+		return err
+	}
+	return c.remove(ctx, left, say)
 }

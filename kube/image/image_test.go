@@ -376,7 +376,7 @@ type slowly struct {
 }
 
 func (s *slowly) Read(p []byte) (int, error) {
-	time.Sleep(s.Duration)
+	time.Sleep(s.Duration) // the registry takes its time
 	return s.Reader.Read(p[:min(len(p), 16<<10)])
 }
 

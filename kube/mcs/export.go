@@ -26,6 +26,10 @@ const (
 	LabelCluster = "multicluster.kubernetes.io/source-cluster"
 )
 
+// LabelManaged is the label of all objects that culvert multicluster makes; others are left as they
+// are.
+const LabelManaged = "culvert.io/multicluster"
+
 // AnnotationPeers is the annotation of a ServiceExport that names, separated by commas, the only
 // peers that hear of it.
 const AnnotationPeers = "culvert.io/export-to"

@@ -248,7 +248,7 @@ func sliceOf(
 	of *unstructured.Unstructured,
 	version string,
 ) *unstructured.Unstructured {
-	labels := map[string]any{LabelManaged: x.cluster, mcs.LabelService: name.Name, mcs.LabelCluster: x.cluster,
+	labels := map[string]any{mcs.LabelManaged: x.cluster, mcs.LabelService: name.Name, mcs.LabelCluster: x.cluster,
 		labelManager: manager}
 	if x.derived != "" {
 		labels[labelService] = x.derived
@@ -297,7 +297,7 @@ func (s *State) importOf(
 		annotations[annotationDerived] = derivedName(name)
 	}
 	maps.Copy(annotations, m.Annotations)
-	labels := map[string]string{LabelManaged: s.cluster}
+	labels := map[string]string{mcs.LabelManaged: s.cluster}
 	maps.Copy(labels, m.Labels)
 	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Multicluster, "kind": mcs.KindImport,
 		"metadata": map[string]any{"namespace": name.Namespace, "name": name.Name}, "spec": spec}}
@@ -353,7 +353,7 @@ func derivedOf(
 	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Service"}}
 	if have == nil {
 		u.Object["metadata"] = map[string]any{"namespace": name.Namespace, "name": derivedName(name),
-			"labels": map[string]any{LabelManaged: name.Name}, "ownerReferences": owner(of)}
+			"labels": map[string]any{mcs.LabelManaged: name.Name}, "ownerReferences": owner(of)}
 	} else {
 		u.Object["metadata"] = have.Object["metadata"]
 		was, _ := specOf(have).(map[string]any)

@@ -16,9 +16,6 @@ import (
 	"culvert/kube/peering"
 )
 
-// LabelManaged is the label of all objects that a Source makes; others are left as they are.
-const LabelManaged = peering.Group + "/multicluster"
-
 // managedBy is who has made an EndpointSlice.
 const (
 	labelService = "kubernetes.io/service-name"
@@ -28,7 +25,7 @@ const (
 	annotationDerived = "multicluster.kubernetes.io/derived-service"
 )
 
-func managed(u *unstructured.Unstructured) bool { return u.GetLabels()[LabelManaged] != "" }
+func managed(u *unstructured.Unstructured) bool { return u.GetLabels()[mcs.LabelManaged] != "" }
 
 // derivedName returns the name of the Service that has the address of a ServiceImport.
 func derivedName(name types.NamespacedName) string {

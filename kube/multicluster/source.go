@@ -101,13 +101,13 @@ func (s *Source) sets() []kube.Set {
 			return func(key string) { st.imports[keyed(key)] = u; st.touch(keyed(key)) }
 		},
 		Drop: func(ns, name string) { delete(st.imports, within(ns, name)); st.touch(within(ns, name)) }}
-	services := kube.Set{Name: setServices, Resource: objects.Services, Large: true, Labels: "!" + LabelManaged,
+	services := kube.Set{Name: setServices, Resource: objects.Services, Large: true, Labels: "!" + mcs.LabelManaged,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			x := mcs.ReadService(u)
 			return func(key string) { st.services[keyed(key)] = x; st.touchExported(keyed(key)) }
 		},
 		Drop: func(ns, name string) { delete(st.services, within(ns, name)); st.touchExported(within(ns, name)) }}
-	derived := kube.Set{Name: setDerived, Resource: objects.Services, Labels: LabelManaged,
+	derived := kube.Set{Name: setDerived, Resource: objects.Services, Labels: mcs.LabelManaged,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			return func(key string) { st.putDerived(keyed(key), u) }
 		},
@@ -126,7 +126,7 @@ func (s *Source) sets() []kube.Set {
 		},
 		Drop: func(ns, name string) { st.putSlice(within(ns, name), nil) },
 	}
-	ours := kube.Set{Name: setOurs, Resource: objects.EndpointSlices, Large: true, Labels: LabelManaged,
+	ours := kube.Set{Name: setOurs, Resource: objects.EndpointSlices, Large: true, Labels: mcs.LabelManaged,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			x, of := readOurs(u)
 			return func(key string) { st.putOurs(keyed(key), of, x) }

@@ -356,7 +356,7 @@ func (s *State) touchExported(name types.NamespacedName) {
 func (s *State) putDerived(name types.NamespacedName, u *unstructured.Unstructured) {
 	for _, x := range []*unstructured.Unstructured{s.derived[name], u} {
 		if x != nil {
-			s.touch(types.NamespacedName{Namespace: name.Namespace, Name: x.GetLabels()[LabelManaged]})
+			s.touch(types.NamespacedName{Namespace: name.Namespace, Name: x.GetLabels()[mcs.LabelManaged]})
 		}
 	}
 	if s.derived[name] = u; u == nil {
