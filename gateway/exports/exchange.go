@@ -43,8 +43,9 @@ type hash [hashSize]byte
 // An Exchange is one gateway's end. Its methods may be called by several goroutines. Receive waits
 // for no other method.
 type Exchange struct {
-	largest      int // datagram, in bytes
-	heard, ready chan struct{}
+	largest int // datagram, in bytes
+	heard   chan struct{}
+	ready   chan struct{}
 
 	inbox inbox
 
