@@ -40,9 +40,10 @@ func newMulticlusterCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "multicluster",
 		Short: "Make Services of several clusters one (ServiceExport, ServiceImport)",
-		Long: "Make Services of several clusters one, as KEP-1645 says: read this cluster's ServiceExports and what peers export,\n" +
-			"and write ServiceImports, Services with their addresses, and EndpointSlices. It carries no packets and needs no\n" +
-			"privilege. The manifest of culvert kube template --values with multicluster.enabled runs it.",
+		Long: "Make Services of several clusters one, as KEP-1645 says: read this cluster's ServiceExports and what\n" +
+			"peers export, and write ServiceImports, Services with their addresses, and EndpointSlices. It carries no\n" +
+			"packets and needs no privilege. culvert kube template --values prints its manifest, with\n" +
+			"multicluster.enabled in the values.",
 		Example: "  culvert multicluster --kubeconfig rome.yaml\n  culvert multicluster crds | kubectl apply -f -",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return x.run(cmd.Context()) },
@@ -59,8 +60,8 @@ func newMulticlusterCommand() *cobra.Command {
 	cmd.AddCommand(&cobra.Command{
 		Use:   "crds",
 		Short: "Print the CRDs of ServiceExport and ServiceImport",
-		Long: "Print the CustomResourceDefinitions of ServiceExport and ServiceImport, from sigs.k8s.io/mcs-api, for kubectl apply.\n" +
-			"Where others have installed a newer version, leave theirs.",
+		Long: "Print the CustomResourceDefinitions of ServiceExport and ServiceImport, from sigs.k8s.io/mcs-api, for\n" +
+			"kubectl apply. Where others have installed a newer version, leave theirs.",
 		Example: "  culvert multicluster crds | kubectl apply -f -",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

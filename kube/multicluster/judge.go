@@ -17,13 +17,11 @@ import (
 	"culvert/kube/peering"
 )
 
-// What a peer may make this cluster keep.
+// What a peer may make this cluster keep, besides exports.MaxServices and exports.MaxEndpoints.
 const (
-	maxServices  = 500
-	maxEndpoints = 20_000
-	maxPorts     = 100  // of one Service; an EndpointSlice can have no more
-	maxTexts     = 32   // labels of one Service, and annotations
-	maxText      = 1024 // bytes of an annotation
+	maxPorts = 100  // of one Service; an EndpointSlice can have no more
+	maxTexts = 32   // labels of one Service, and annotations
+	maxText  = 1024 // bytes of an annotation
 )
 
 // heard is what a peer exports, as its gateway told it. The gateway is not trusted.
@@ -46,21 +44,22 @@ func readHeard(u *unstructured.Unstructured) *heard {
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // judge returns what is acceptable of a peer's Services, by name and with addresses as this cluster
-// sees them, and why the rest is refused.
-func (h *heard) judge(p *peering.Peering) (all map[types.NamespacedName]*exports.Service, faults []string) {
+// sees them, and why the rest is refused. They may have room ClusterIPs; those that have one are
+// the first.
+func (h *heard) judge(p *peering.Peering, room int, has func(types.NamespacedName) bool) (
+	all map[types.NamespacedName]*exports.Service, faults []string) {
 	all = map[types.NamespacedName]*exports.Service{}
 	if h.fault != "" {
 		return all, []string{h.fault}
 	}
-	endpoints := 0
-	for i := range h.services {
-		s := &h.services[i]
+	endpoints, short := 0, 0
+	for _, s := range inTurn(h.services, has) {
 		refuse := func(format string, args ...any) {
 			faults = append(faults, fmt.Sprintf("the peer's Service %.130q: ", s.Namespace+"/"+s.Name)+
 				fmt.Sprintf(format, args...))
 		}
-		if len(all) == maxServices {
-			refuse("it is beyond the %d that a peer may export", maxServices)
+		if len(all) == exports.MaxServices {
+			refuse("it is beyond the %d that a peer may export", exports.MaxServices)
 			break
 		}
 		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
@@ -83,6 +82,13 @@ func (h *heard) judge(p *peering.Peering) (all map[types.NamespacedName]*exports
 		if fault := badService(s); fault != "" {
 			refuse("%s", fault)
 			continue
+		}
+		if s.Type == exports.ClusterSetIP {
+			if room == 0 {
+				short++
+				continue
+			}
+			room--
 		}
 		here := *s
 		here.Affinity = cmp.Or(here.Affinity, "None")
@@ -109,8 +115,8 @@ func (h *heard) judge(p *peering.Peering) (all map[types.NamespacedName]*exports
 			if wrong != "" {
 				refuse("its endpoint %s", wrong)
 			}
-			if endpoints += len(g.Addresses); endpoints > maxEndpoints {
-				refuse("with its endpoints there are more than the %d that a peer may export", maxEndpoints)
+			if endpoints += len(g.Addresses); endpoints > exports.MaxEndpoints {
+				refuse("with its endpoints there are more than the %d that a peer may export", exports.MaxEndpoints)
 				break
 			}
 			for i := range g.Addresses {
@@ -122,8 +128,26 @@ func (h *heard) judge(p *peering.Peering) (all map[types.NamespacedName]*exports
 		}
 		all[name] = &here
 	}
+	if short > 0 {
+		faults = append(faults, fmt.Sprintf("%d of the peer's Services are not imported, because a peer's may have "+
+			"only a quarter of the cluster's ClusterIPs; add a ServiceCIDR", short))
+	}
 	slices.Sort(faults)
 	return all, slices.Compact(faults)
+}
+
+// inTurn returns Services; those that have a ClusterIP here come first.
+func inTurn(all []exports.Service, has func(types.NamespacedName) bool) []*exports.Service {
+	var first, rest []*exports.Service
+	for i := range all {
+		s := &all[i]
+		if has(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
+			first = append(first, s)
+		} else {
+			rest = append(rest, s)
+		}
+	}
+	return append(first, rest...)
 }
 
 // named gives an endpoint without a host name the name that DNS derives from its address in its own

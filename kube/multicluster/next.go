@@ -3,7 +3,6 @@ package multicluster
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,11 +22,20 @@ type Write struct {
 	Verb     string // create, update, update status or delete
 	Resource schema.GroupVersionResource
 	Object   *unstructured.Unstructured // of a delete, its name, its namespace and its UID count
+
+	was any // what the State had there when it chose the write
 }
 
 // Next returns the next write of a name; nil: all is as it should be, or waits for another object.
 // fault says what is in the way.
 func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault string) {
+	if w, fault = s.next(name, now); w != nil {
+		w.was = s.there(w)
+	}
+	return w, fault
+}
+
+func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault string) {
 	if !s.namespaces[name.Namespace] {
 		return nil, ""
 	}
@@ -51,7 +59,8 @@ func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault 
 	case len(all) == 0:
 		return s.remove(name, nil, of), ""
 	case of == nil:
-		return &Write{"create", objects.ServiceImports, s.importOf(name, merged, nil, all, nil)}, ""
+		next := s.importOf(name, merged, nil, all, nil)
+		return &Write{Verb: "create", Resource: objects.ServiceImports, Object: next}, ""
 	case of.GetDeletionTimestamp() != nil:
 		return nil, ""
 	}
@@ -61,29 +70,29 @@ func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault 
 	if merged.Type == exports.ClusterSetIP {
 		switch {
 		case have == nil:
-			return &Write{"create", objects.Services, derivedOf(name, merged, of, nil)}, ""
+			return &Write{Verb: "create", Resource: objects.Services, Object: derivedOf(name, merged, of, nil)}, ""
 		case have.GetDeletionTimestamp() != nil:
 			return nil, ""
 		}
 		if next := derivedOf(name, merged, of, have); !reflect.DeepEqual(specOf(next), specOf(have)) {
-			return &Write{"update", objects.Services, next}, ""
+			return &Write{Verb: "update", Resource: objects.Services, Object: next}, ""
 		}
 		derived, ips = called.Name, clusterIPs(have)
 	}
 	// The Service goes first in one direction, the ServiceImport's address in the other one.
 	if next := s.importOf(name, merged, ips, all, of); !reflect.DeepEqual(specOf(next), specOf(of)) ||
 		!maps.Equal(next.GetLabels(), of.GetLabels()) || !maps.Equal(next.GetAnnotations(), of.GetAnnotations()) {
-		return &Write{"update", objects.ServiceImports, next}, ""
+		return &Write{Verb: "update", Resource: objects.ServiceImports, Object: next}, ""
 	}
 	if merged.Type == exports.Headless && have != nil && have.GetDeletionTimestamp() == nil {
-		return &Write{"delete", objects.Services, have}, ""
+		return &Write{Verb: "delete", Resource: objects.Services, Object: have}, ""
 	}
 	want := s.slicesOf(name, merged, all, derived)
 	if w := s.nextSlice(name, want, of); w != nil {
 		return w, ""
 	}
 	if next := statusOf(of, all, now); next != nil {
-		return &Write{"update status", objects.ServiceImports, next}, ""
+		return &Write{Verb: "update status", Resource: objects.ServiceImports, Object: next}, ""
 	}
 	return nil, ""
 }
@@ -104,7 +113,8 @@ func (s *State) remove(name types.NamespacedName, keep map[string]*ourSlice, of 
 	for _, called := range slices.Sorted(maps.Keys(s.ours.of[name])) {
 		x := s.ours.of[name][called]
 		if keep[called] == nil && !x.meta.deleting && (keep == nil || !s.unknown(x.cluster)) {
-			return &Write{"delete", objects.EndpointSlices, nameOf(name.Namespace, called, x.meta.uid)}
+			gone := nameOf(name.Namespace, called, x.meta.uid)
+			return &Write{Verb: "delete", Resource: objects.EndpointSlices, Object: gone}
 		}
 	}
 	if keep != nil {
@@ -112,10 +122,10 @@ func (s *State) remove(name types.NamespacedName, keep map[string]*ourSlice, of 
 	}
 	called := types.NamespacedName{Namespace: name.Namespace, Name: derivedName(name)}
 	if u := s.derived[called]; u != nil && u.GetDeletionTimestamp() == nil {
-		return &Write{"delete", objects.Services, u}
+		return &Write{Verb: "delete", Resource: objects.Services, Object: u}
 	}
 	if of != nil && of.GetDeletionTimestamp() == nil {
-		return &Write{"delete", objects.ServiceImports, of}
+		return &Write{Verb: "delete", Resource: objects.ServiceImports, Object: of}
 	}
 	return nil
 }
@@ -123,157 +133,6 @@ func (s *State) remove(name types.NamespacedName, keep map[string]*ourSlice, of 
 func nameOf(namespace, name string, uid types.UID) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"namespace": namespace,
 		"name": name, "uid": string(uid)}}}
-}
-
-// slicesOf returns the EndpointSlices of a name, by their own name.
-func (s *State) slicesOf(
-	name types.NamespacedName,
-	merged exports.Service,
-	all []offer,
-	derived string,
-) map[string]*ourSlice {
-	want := map[string]*ourSlice{}
-	for _, o := range all {
-		lost := map[string]bool{} // ports that the ServiceImport has otherwise
-		for _, p := range o.Ports {
-			lost[p.Name] = !slices.ContainsFunc(merged.Ports, func(m exports.Port) bool {
-				return m.Name == p.Name && m.Protocol == p.Protocol && m.Port == p.Port
-			})
-		}
-		var groups []exports.Group
-		for _, g := range o.Endpoints {
-			ports := slices.DeleteFunc(slices.Clone(g.Ports), func(p exports.Port) bool { return lost[p.Name] })
-			if len(g.Addresses) > 0 && (len(g.Ports) == 0 || len(ports) > 0) {
-				groups = append(groups, exports.Group{Ports: ports, Addresses: g.Addresses})
-			}
-		}
-		have := map[string]*ourSlice{}
-		for called, x := range s.ours.of[name] {
-			if x.cluster == o.cluster {
-				have[called] = x
-			}
-		}
-		for called, g := range layOut(derivedName(name)+"-"+o.cluster, groups, have) {
-			want[called] = &ourSlice{cluster: o.cluster, derived: derived, group: g}
-		}
-	}
-	return want
-}
-
-// maxSlice is how many endpoints an EndpointSlice has, as those of kube-controller-manager.
-const maxSlice = 100
-
-// layOut distributes endpoints among EndpointSlices, whose names begin with prefix. An endpoint
-// stays in the slice that has it now, so that a change of one writes one.
-func layOut(prefix string, groups []exports.Group, have map[string]*ourSlice) map[string]exports.Group {
-	want := map[string]exports.Group{}
-	free := slices.Sorted(maps.Keys(have)) // of groups that are there no longer
-	free = slices.DeleteFunc(free, func(called string) bool {
-		return slices.ContainsFunc(
-			groups,
-			func(g exports.Group) bool { return slices.Equal(g.Ports, have[called].group.Ports) },
-		)
-	})
-	for _, g := range groups {
-		var mine []string
-		at := map[netip.Addr]int{}
-		for _, called := range slices.Sorted(maps.Keys(have)) {
-			if x := have[called]; slices.Equal(g.Ports, x.group.Ports) && want[called].Addresses == nil {
-				for _, e := range x.group.Addresses {
-					at[e.IP] = len(mine)
-				}
-				mine = append(mine, called)
-			}
-		}
-		if len(mine) == 0 {
-			mine, free = free, nil
-		}
-		lists, added := make([][]exports.Endpoint, len(mine)), []exports.Endpoint{}
-		for _, e := range g.Addresses {
-			if i, ok := at[e.IP]; ok && len(lists[i]) < maxSlice {
-				lists[i] = append(lists[i], e)
-			} else {
-				added = append(added, e)
-			}
-		}
-		for i := 0; len(added) > 0; i++ {
-			if i == len(lists) {
-				lists = append(lists, nil)
-				mine = append(mine, unused(prefix, func(called string) bool {
-					return have[called] != nil || want[called].Addresses != nil || slices.Contains(mine, called)
-				}))
-			}
-			n := min(len(added), maxSlice-len(lists[i]))
-			lists[i], added = append(lists[i], added[:n]...), added[n:]
-		}
-		for i, list := range lists {
-			if len(list) > 0 {
-				slices.SortFunc(list, func(a, b exports.Endpoint) int { return a.IP.Compare(b.IP) })
-				want[mine[i]] = exports.Group{Ports: g.Ports, Addresses: list}
-			}
-		}
-	}
-	return want
-}
-
-// unused returns the first name with a number that nothing has.
-func unused(prefix string, taken func(string) bool) string {
-	for n := 1; ; n++ {
-		if called := fmt.Sprintf("%s-%d", prefix, n); !taken(called) {
-			return called
-		}
-	}
-}
-
-// nextSlice returns the next write of EndpointSlices. What is added comes before what goes.
-func (s *State) nextSlice(name types.NamespacedName, want map[string]*ourSlice, of *unstructured.Unstructured) *Write {
-	for _, called := range slices.Sorted(maps.Keys(want)) {
-		x := want[called]
-		have := s.ours.of[name][called]
-		switch {
-		case have == nil:
-			return &Write{"create", objects.EndpointSlices, sliceOf(name, called, x, of, "")}
-		case have.meta.deleting, have.same(x):
-		default:
-			return &Write{"update", objects.EndpointSlices, sliceOf(name, called, x, of, have.meta.version)}
-		}
-	}
-	return s.remove(name, want, nil)
-}
-
-func sliceOf(
-	name types.NamespacedName,
-	called string,
-	x *ourSlice,
-	of *unstructured.Unstructured,
-	version string,
-) *unstructured.Unstructured {
-	labels := map[string]any{mcs.LabelManaged: x.cluster, mcs.LabelService: name.Name, mcs.LabelCluster: x.cluster,
-		labelManager: manager}
-	if x.derived != "" {
-		labels[labelService] = x.derived
-	}
-	metadata := map[string]any{
-		"namespace":       name.Namespace,
-		"name":            called,
-		"labels":          labels,
-		"ownerReferences": owner(of),
-	}
-	if version != "" {
-		metadata["resourceVersion"] = version
-	}
-	endpoints := make([]endpointPart, len(x.group.Addresses))
-	for i, e := range x.group.Addresses {
-		endpoints[i] = endpointOf(e)
-	}
-	ports := x.group.Ports
-	if ports == nil {
-		ports = []exports.Port{}
-	}
-	return &unstructured.Unstructured{
-		Object: map[string]any{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-			"metadata": metadata, "addressType": "IPv4", "ports": plain(ports), "endpoints": plain(endpoints)},
-	}
 }
 
 // importOf returns the ServiceImport of a name, from the one that is there, if it is.
@@ -389,7 +248,7 @@ func (s *State) nextStatus(name types.NamespacedName, all []offer, conflicts []c
 		return nil
 	}
 	u := withStatus(e.Object, map[string]any{"conditions": next})
-	return &Write{"update status", objects.ServiceExports, u}
+	return &Write{Verb: "update status", Resource: objects.ServiceExports, Object: u}
 }
 
 // statusOf returns a ServiceImport with its status, if that differs.

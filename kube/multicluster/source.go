@@ -29,6 +29,7 @@ const (
 	restOfName  = 200 * time.Millisecond // between two looks at a name that keeps changing
 	retryName   = 5 * time.Second        // after a request about it was refused
 	maxSteps    = 2000                   // writes of one name in a row: an import with all endpoints that there may be
+	roomEach    = time.Minute            // between two looks at the cluster's ServiceCIDRs
 )
 
 // A Source makes the multi-cluster Services of a cluster, while it speaks.
@@ -38,6 +39,7 @@ type Source struct {
 	namespace string // of Peerings and PeerExports
 	limit     *rate.Limiter
 	speaks    func() bool
+	looked    time.Time // at the ServiceCIDRs; for round alone
 
 	mu    sync.Mutex
 	state *State                             // +checklocks:mu
@@ -112,11 +114,8 @@ func (s *Source) sets() []kube.Set {
 			return func(key string) { st.putDerived(keyed(key), u) }
 		},
 		Drop: func(ns, name string) { st.putDerived(within(ns, name), nil) }}
-	endpoints := kube.Set{
-		Name:     setSlices,
-		Resource: objects.EndpointSlices,
-		Large:    true,
-		Labels:   "!" + mcs.LabelCluster,
+	endpoints := kube.Set{Name: setSlices, Resource: objects.EndpointSlices, Large: true,
+		Labels: "!" + mcs.LabelCluster,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			x := mcs.ReadSlice(u)
 			if x == nil {
@@ -124,8 +123,7 @@ func (s *Source) sets() []kube.Set {
 			}
 			return func(key string) { st.putSlice(keyed(key), x) }
 		},
-		Drop: func(ns, name string) { st.putSlice(within(ns, name), nil) },
-	}
+		Drop: func(ns, name string) { st.putSlice(within(ns, name), nil) }}
 	ours := kube.Set{Name: setOurs, Resource: objects.EndpointSlices, Large: true, Labels: mcs.LabelManaged,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			x, of := readOurs(u)
@@ -156,9 +154,13 @@ func (s *Source) sets() []kube.Set {
 // round looks at the names of which something has changed, and writes what they need.
 func (s *Source) round(ctx context.Context) {
 	now := time.Now()
+	if s.Ready() && now.Sub(s.looked) >= roomEach {
+		s.look(ctx, now)
+	}
 	s.mu.Lock()
 	whole := s.loop.Complete(allSets...)
 	var due []types.NamespacedName
+	whole = whole && !s.looked.IsZero()
 	if whole && s.speaks() {
 		for name := range s.state.dirty {
 			if !now.Before(s.later[name]) {
@@ -181,7 +183,7 @@ func (s *Source) round(ctx context.Context) {
 	faults := s.faults()
 	s.mu.Unlock()
 	for _, u := range lists {
-		s.write(ctx, within("", u.GetName()), &Write{"create", objects.PeerExports, u})
+		s.write(ctx, within("", u.GetName()), &Write{Verb: "create", Resource: objects.PeerExports, Object: u})
 	}
 	waiting := ""
 	if !whole {
@@ -207,6 +209,24 @@ func (s *Source) round(ctx context.Context) {
 	if left {
 		time.AfterFunc(restOfName, s.loop.Wake)
 	}
+}
+
+// look finds out how many ClusterIPs a peer's Services may have. The first time, all is judged
+// again with the ClusterIPs that Services have already.
+func (s *Source) look(ctx context.Context, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, kube.WritePatience)
+	defer cancel()
+	room, err := peering.ImportRoom(ctx, s.loop.Client)
+	s.loop.Causes.Log(ctx, "list", objects.ServiceCIDRs.Resource, err)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.looked.IsZero() || room != s.state.room {
+		s.state.PutRoom(room)
+	}
+	s.looked = now
 }
 
 // lists returns the PeerExports that are missing, in which gateways write what their peers export.
@@ -325,11 +345,8 @@ func (s *Source) write(ctx context.Context, name types.NamespacedName, w *Write)
 		stored, err = client.UpdateStatus(ctx, w.Object, metav1.UpdateOptions{})
 	case "delete":
 		uid := w.Object.GetUID()
-		err = client.Delete(
-			ctx,
-			w.Object.GetName(),
-			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}},
-		)
+		err = client.Delete(ctx, w.Object.GetName(),
+			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 			err = nil // the watch says so, too
 		}

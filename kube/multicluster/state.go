@@ -32,6 +32,7 @@ type State struct {
 	derived map[types.NamespacedName]*unstructured.Unstructured // Services with LabelManaged, by their own name
 	ours    index[*ourSlice]
 
+	room    int                                                  // how many ClusterIPs the Services of a peer may have
 	cluster string                                               // this cluster's ID; "" = no Peering says
 	peers   map[string]map[types.NamespacedName]*exports.Service // what is accepted, by Peering
 	clashes map[string]string                                    // why nothing is accepted of a Peering
@@ -41,7 +42,8 @@ type State struct {
 
 // NewState returns a State without objects.
 func NewState() *State {
-	return &State{namespaces: map[string]bool{}, peerings: map[string]*peering.Peering{}, heard: map[string]*heard{},
+	return &State{room: exports.MaxServices,
+		namespaces: map[string]bool{}, peerings: map[string]*peering.Peering{}, heard: map[string]*heard{},
 		exports: map[types.NamespacedName]*mcs.Export{}, services: map[types.NamespacedName]*mcs.Service{},
 		slices: newIndex[*mcs.Slice](), imports: map[types.NamespacedName]*unstructured.Unstructured{},
 		derived: map[types.NamespacedName]*unstructured.Unstructured{}, ours: newIndex[*ourSlice](),
@@ -144,13 +146,17 @@ func (s *State) PutHeard(name string, h *heard) {
 	s.accept(name)
 }
 
+// PutRoom says how many ClusterIPs the Services of a peer may have.
+func (s *State) PutRoom(n int) {
+	s.room = n
+	s.judge()
+}
+
 // judge finds out which Peerings count, and what is accepted of each.
 func (s *State) judge() {
 	inAge := slices.SortedFunc(maps.Values(s.peerings), func(a, b *peering.Peering) int {
-		return cmp.Or(
-			a.Metadata.Created.Compare(b.Metadata.Created),
-			strings.Compare(a.Metadata.Name, b.Metadata.Name),
-		)
+		return cmp.Or(a.Metadata.Created.Compare(b.Metadata.Created),
+			strings.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
 	s.cluster = ""
 	clear(s.clashes)
@@ -158,11 +164,8 @@ func (s *State) judge() {
 	for _, p := range inAge {
 		name := p.Metadata.Name
 		if s.cluster = cmp.Or(s.cluster, p.Cluster); p.Cluster != s.cluster {
-			s.clashes[name] = fmt.Sprintf(
-				"spec.cluster: %s, and an older Peering says that this cluster is %s",
-				p.Cluster,
-				s.cluster,
-			)
+			s.clashes[name] = fmt.Sprintf("spec.cluster: %s, and an older Peering says that this cluster is %s",
+				p.Cluster, s.cluster)
 		} else if p.Peer == s.cluster {
 			s.clashes[name] = "spec.peer: it is this cluster's own ID"
 		} else if other := of[p.Peer]; other != "" {
@@ -194,10 +197,15 @@ func (s *State) accept(name string) {
 		s.faults[name] = []string{s.clashes[name]}
 	case h == nil || !h.known && h.fault == "":
 		// The slices that are there stay: see Next.
-	case h.fault != "" && was != nil:
-		s.peers[name], s.faults[name] = was, []string{h.fault}
+	case h.fault != "": // what was heard before stays, and so do the slices that are there
+		s.faults[name] = []string{h.fault}
+		if was != nil {
+			s.peers[name] = was
+		}
 	default:
-		s.peers[name], s.faults[name] = h.judge(p)
+		s.peers[name], s.faults[name] = h.judge(p, s.room, func(of types.NamespacedName) bool {
+			return s.derived[types.NamespacedName{Namespace: of.Namespace, Name: derivedName(of)}] != nil
+		})
 	}
 	is := s.peers[name]
 	for of, service := range is {
@@ -279,12 +287,8 @@ func (s *State) shared(namespace string) bool {
 }
 
 // conditions returns those of a ServiceExport.
-func (s *State) conditions(
-	name types.NamespacedName,
-	all []offer,
-	conflicts []conflict,
-	now time.Time,
-) []mcs.Condition {
+func (s *State) conditions(name types.NamespacedName, all []offer, conflicts []conflict,
+	now time.Time) []mcs.Condition {
 	e, of := s.exports[name], s.services[name]
 	valid := mcs.Condition{Type: "Valid", Status: "True", Reason: "Valid"}
 	ready := mcs.Condition{Type: "Ready", Status: "False", Reason: "Pending"}
@@ -392,32 +396,51 @@ func (s *State) dropOurs(name types.NamespacedName) {
 	}
 }
 
-// keep takes the answer to a write, as a watch will. It returns the set that has the object now; ""
-// if it has gone.
-func (s *State) keep(w *Write, u *unstructured.Unstructured) (set string) {
+// there returns the object that a write is about, as the State has it; nil: it is not there.
+func (s *State) there(w *Write) any {
 	name := types.NamespacedName{Namespace: w.Object.GetNamespace(), Name: w.Object.GetName()}
-	if w.Verb == "delete" {
-		switch w.Resource {
-		case objects.ServiceImports:
-			delete(s.imports, name)
-		case objects.Services:
-			delete(s.derived, name)
-		case objects.EndpointSlices:
-			s.dropOurs(name)
-		}
+	switch w.Resource {
+	case objects.ServiceExports:
+		return s.exports[name]
+	case objects.ServiceImports:
+		return s.imports[name]
+	case objects.Services:
+		return s.derived[name]
+	}
+	return s.ours.all[name]
+}
+
+// keep takes the answer to a write, unless a watch has delivered another version meanwhile: it does
+// so only once. keep returns the set that has the object now; "" if none has.
+func (s *State) keep(w *Write, u *unstructured.Unstructured) (set string) {
+	if s.there(w) != w.was {
 		return ""
 	}
+	name := types.NamespacedName{Namespace: w.Object.GetNamespace(), Name: w.Object.GetName()}
+	gone := w.Verb == "delete"
 	switch w.Resource {
 	case objects.ServiceExports:
 		set, s.exports[name] = setExports, mcs.ReadExport(u)
 	case objects.ServiceImports:
-		set, s.imports[name] = setImports, u
+		if set, s.imports[name] = setImports, u; gone {
+			delete(s.imports, name)
+		}
 	case objects.Services:
-		set, s.derived[name] = setDerived, u
+		if set, s.derived[name] = setDerived, u; gone {
+			delete(s.derived, name)
+		}
 	case objects.EndpointSlices:
+		if set = setOurs; gone {
+			s.dropOurs(name)
+			break
+		}
 		x, of := readOurs(u)
 		s.putOurs(name, of, x)
-		set = setOurs
+	default:
+		return ""
+	}
+	if gone {
+		return ""
 	}
 	return set
 }

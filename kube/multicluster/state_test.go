@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"culvert/gateway/exports"
 	"culvert/integration/need"
 	"culvert/kube/mcs"
 	"culvert/kube/objects"
@@ -277,7 +278,7 @@ func TestLies(t *testing.T) {
 		many = append(many, strings.Replace(good, "name: web,", fmt.Sprintf("name: w%d,", i), 1))
 	}
 	w.hear("milan", strings.Join(many, ","))
-	if all := w.Faults()["milan"]; len(w.imports) != maxServices || len(all) != 1 ||
+	if all := w.Faults()["milan"]; len(w.imports) != exports.MaxServices || len(all) != 1 ||
 		!strings.Contains(all[0], "beyond the 500") {
 		t.Errorf("of 10000 names %d are here; %q", len(w.imports), all)
 	}
@@ -436,5 +437,74 @@ func TestManyEndpoints(t *testing.T) {
 		if w.hear("milan", list(c.n, c.without)); len(w.writes) != c.writes {
 			t.Errorf("%s: %d writes: %.300q", c.name, len(w.writes), w.writes)
 		}
+	}
+}
+
+// TestShareOfClusterIPs: the Services of a peer get a limited number of ClusterIPs, and those that
+// have one keep it, whatever the order of the list. Headless ones need none.
+func TestShareOfClusterIPs(t *testing.T) {
+	w := rome(t)
+	w.PutRoom(2)
+	list := func(names ...string) string {
+		var all []string
+		for _, name := range names {
+			text := strings.Replace(fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"), "name: web,", "name: "+name+",", 1)
+			if strings.HasPrefix(name, "none") {
+				text = strings.Replace(text, "ClusterSetIP", "Headless", 1)
+			}
+			all = append(all, text)
+		}
+		return strings.Join(all, ",")
+	}
+	w.hear("milan", list("b", "c"))
+	w.hear("milan", list("a", "b", "c", "none"))
+	for name, want := range map[string]bool{"a": false, "b": true, "c": true, "none": true} {
+		if got := w.serviceImport(name) != ""; got != want {
+			t.Errorf("%s is imported: %t, want %t", name, got, want)
+		}
+	}
+	if all := w.Faults()["milan"]; len(all) != 1 || !strings.HasPrefix(all[0], "1 of the peer's Services are not imported") {
+		t.Errorf("faults %q", all)
+	}
+	w.hear("milan", list("a", "c", "none"))
+	if w.serviceImport("a") == "" || w.serviceImport("b") != "" {
+		t.Error("the ClusterIP that has become free is not used")
+	}
+}
+
+// TestUnreadable: a list that cannot be read takes nothing away.
+func TestUnreadable(t *testing.T) {
+	w := rome(t)
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	bad := object(t, "{heard: \"2026-11-29T18:00:00Z\", services: 7}")
+	w.PutHeard("milan", readHeard(bad))
+	w.settle()
+	if got := w.seen("web"); len(got) != 1 || len(w.Faults()["milan"]) != 1 {
+		t.Errorf("after a good list: endpoints %q, faults %q", got, w.Faults()["milan"])
+	}
+	delete(w.peers, "milan") // a new process has heard nothing else
+	w.PutHeard("milan", readHeard(bad))
+	w.touch(types.NamespacedName{Namespace: "shop", Name: "web"})
+	w.settle()
+	if got := w.seen("web"); len(got) != 1 || len(w.Faults()["milan"]) != 1 {
+		t.Errorf("after a start: endpoints %q, faults %q", got, w.Faults()["milan"])
+	}
+}
+
+// TestOvertaken: the answer to a write does not replace what a watch has delivered since.
+func TestOvertaken(t *testing.T) {
+	w := rome(t)
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+	name := types.NamespacedName{Namespace: "shop", Name: "web"}
+	delete(w.imports[name].Object["spec"].(map[string]any), "ips")
+	next, _ := w.Next(name, w.now)
+	if next == nil || next.Verb != "update" {
+		t.Fatalf("%+v", next)
+	}
+	newer := w.imports[name].DeepCopy()
+	newer.SetResourceVersion("99")
+	w.imports[name] = newer
+	if set := w.keep(next, next.Object); set != "" || w.imports[name] != newer {
+		t.Errorf("%q; the older version is there", set)
 	}
 }

@@ -14,9 +14,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/exports"
 	"culvert/kube"
+	"culvert/kube/objects"
 )
 
 const (
@@ -152,17 +154,28 @@ func (j *job) look(namespace string, want map[string]*imported) {
 		return
 	}
 	j.do("list", kindServiceCIDR, "", func(ctx context.Context) error {
-		list, err := j.source.loop.Client.Resource(paths[kindServiceCIDR]).List(ctx, metav1.ListOptions{})
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
-			return err
+		room, err := ImportRoom(ctx, j.source.loop.Client)
+		if err == nil {
+			j.ranges, j.room = j.now, room
 		}
-		if j.ranges, j.room = j.now, exports.MaxServices; err == nil {
-			if n := sizeOf(list.Items); n > 0 {
-				j.room = min(j.room, max(n/addressShare, 1))
-			}
-		}
-		return nil
+		return err
 	})
+}
+
+// ImportRoom returns how many ClusterIPs the Services of a peer may have: a share of those that the
+// cluster's ServiceCIDRs have, if the API server shows any.
+func ImportRoom(ctx context.Context, client dynamic.Interface) (int, error) {
+	list, err := client.Resource(objects.ServiceCIDRs).List(ctx, metav1.ListOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+		return exports.MaxServices, nil
+	case err != nil:
+		return 0, err
+	}
+	if n := sizeOf(list.Items); n > 0 {
+		return min(exports.MaxServices, max(n/addressShare, 1)), nil
+	}
+	return exports.MaxServices, nil
 }
 
 // count counts the Services in a namespace. Those elsewhere may be somebody else's, who must not
