@@ -267,17 +267,22 @@ func (l *realLab) requireAsBefore(t *testing.T, before map[string][]string) {
 func TestKubeClusters(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		l := newRealLab(t)
+		l.kubectl("rome", "create", "namespace", "from-milan")
+		l.kubectl("milan", "create", "namespace", "from-rome")
 		before := l.atRest()
 		long := os.Getenv("CULVERT_LONG") != ""
 		began := time.Now()
-		l.must("join", "--image="+realImage, "--yes", inBoth[0], inBoth[1])
+		l.must("join", "--image="+realImage, "--imports=rome=from-milan", "--imports=milan=from-rome", "--yes",
+			inBoth[0], inBoth[1])
 		l.meet()
 		if took := time.Since(began); took > time.Minute {
 			t.Errorf("from culvert join until pods reached each other on all ways: %v", took)
 		} else {
 			t.Logf("from culvert join until pods reached each other on all ways: %.1f s", took.Seconds())
 		}
-		if out := l.must("verify", inBoth[0], inBoth[1]); !strings.Contains(out, "All is well") {
+		out := l.must("verify", inBoth[0], inBoth[1])
+		if services := regexp.MustCompile(`(?m)^ok .* Service `).FindAllString(out, -1); len(services) != 2 ||
+			!strings.Contains(out, "All is well") {
 			t.Error(out)
 		}
 		if out := l.kubectl("rome", "-n", "culvert", "get", "peerings"); !regexp.MustCompile(

@@ -35,6 +35,9 @@ type Cluster interface {
 	Pods(ctx context.Context, namespace string) ([]Pod, error)
 	// ClusterIP returns the address of a Service; invalid: there is no such Service.
 	ClusterIP(ctx context.Context, namespace, name string) (netip.Addr, error)
+	// Forget removes an imported Service whose endpoints have gone. gone: there is none, or none
+	// any more.
+	Forget(ctx context.Context, namespace, name string) (gone bool, err error)
 	// End removes the namespace with all its content, and returns when it is gone.
 	End(ctx context.Context, namespace string) error
 }
@@ -226,6 +229,24 @@ func (c api) ClusterIP(ctx context.Context, namespace, name string) (netip.Addr,
 	read, fault := objects.ReadService(objects.Of("Service", u))
 	a, _ := netip.ParseAddr(read.Spec.ClusterIP)
 	return a, errorOf(fault)
+}
+
+func (c api) Forget(ctx context.Context, namespace, name string) (gone bool, err error) {
+	var left int
+	err = c.list(ctx, objects.EndpointSlices, namespace,
+		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + name},
+		func(*unstructured.Unstructured) error {
+			left++
+			return nil
+		})
+	if err != nil || left > 0 {
+		return false, err
+	}
+	err = c.client.Resource(objects.Services).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		err = nil
+	}
+	return err == nil, err
 }
 
 func (c api) End(ctx context.Context, namespace string) error {

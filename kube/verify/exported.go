@@ -34,12 +34,12 @@ func (r *run) exports(ctx context.Context) ([]Path, error) {
 		paths[i], notes[i], err = r.export(ctx, i)
 		return err
 	})...)
-	for i, note := range notes {
-		if note != "" {
-			r.report.Findings = append(r.report.Findings, Finding{r.sides[i].name(), false,
-				note + ": an exported Service of " + r.sides[1-i].name() + " was not tried"})
+	for i := range notes {
+		if notes[i] != "" {
+			notes[i] += ": an exported Service of " + r.sides[1-i].name() + " was not tried"
 		}
 	}
+	r.note(notes)
 	return slices.Concat(paths[0], paths[1]), err
 }
 
@@ -64,7 +64,7 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 	if _, err := r.clusters[1-i].Create(ctx, r.namespace, objects...); err != nil {
 		return nil, "", err
 	}
-	at, err := r.awaitImport(ctx, i, true)
+	at, err := r.awaitImport(ctx, i)
 	if err != nil {
 		return nil, "", err
 	}
@@ -80,12 +80,12 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 
 var notImported = fmt.Sprintf("not imported within %s", importTime)
 
-// awaitImport waits until the run's Service in cluster i is there (or, if there is false, has
-// gone), for at most importTime. It returns the Service's address, if it has one.
-func (r *run) awaitImport(ctx context.Context, i int, there bool) (at netip.Addr, err error) {
+// awaitImport waits until the run's Service is in cluster i, for at most importTime. It returns the
+// Service's address, if it has one.
+func (r *run) awaitImport(ctx context.Context, i int) (at netip.Addr, err error) {
 	for until := time.Now().Add(importTime); ; {
 		if at, err = r.clusters[i].ClusterIP(ctx, r.imported[i], r.importedName()); err == nil &&
-			at.IsValid() == there || time.Now().After(until) {
+			at.IsValid() || time.Now().After(until) {
 			return at, err
 		}
 		select {
@@ -96,16 +96,31 @@ func (r *run) awaitImport(ctx context.Context, i int, there bool) (at netip.Addr
 	}
 }
 
-// awaitGone waits until the gateway of cluster i has removed the Service.
-func (r *run) awaitGone(ctx context.Context, i int) error {
+// forget removes the run's Service from cluster i when its gateway has heard that the other one
+// exports it no more. The gateway itself would keep it for some minutes, because an export may
+// return. note says why the gateway has to.
+func (r *run) forget(ctx context.Context, i int) (note string, err error) {
 	if r.imported[i] == "" {
-		return nil
+		return "", nil
 	}
-	at, err := r.awaitImport(ctx, i, false)
-	if err == nil && at.IsValid() {
-		err = fmt.Errorf("the Service %s/%s is still there: the gateway removes it when %s's tells it so, which takes a tunnel between them", r.imported[i], r.importedName(), r.sides[1-i].name())
+	for until := time.Now().Add(importTime); ; {
+		gone, err := r.clusters[i].Forget(ctx, r.imported[i], r.importedName())
+		switch {
+		case gone:
+			return "", nil
+		case apierrors.IsForbidden(err):
+			return fmt.Sprintf("the Service %s/%s is still there, and you may not remove it: the gateway does within minutes",
+				r.imported[i], r.importedName()), nil
+		case time.Now().After(until):
+			return "", cmp.Or(err, fmt.Errorf("the Service %s/%s is still there: the gateway removes it when %s's tells it so, which takes a tunnel between them",
+				r.imported[i], r.importedName(), r.sides[1-i].name()))
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(look):
+		}
 	}
-	return err
 }
 
 // services judges the paths to exported Services.

@@ -102,7 +102,9 @@ type played struct {
 	created []map[string]any
 	// The fate of Services that the other cluster exports.
 	importError error
-	deaf, keeps bool // none comes, none goes
+	deaf, keeps bool  // none comes, none goes
+	mayNot      error // of Forget
+	forgot      []string
 }
 
 func newWorld(t *testing.T) *world {
@@ -164,6 +166,15 @@ func (c *played) ClusterIP(_ context.Context, namespace, name string) (netip.Add
 		}
 	}
 	return netip.Addr{}, nil
+}
+
+// Forget removes what the other cluster no longer exports.
+func (c *played) Forget(ctx context.Context, namespace, name string) (gone bool, err error) {
+	at, err := c.ClusterIP(ctx, namespace, name)
+	if gone = err == nil && !at.IsValid(); gone && c.mayNot == nil {
+		c.forgot = append(c.forgot, namespace+"/"+name)
+	}
+	return gone && c.mayNot == nil, errors.Join(err, c.mayNot)
 }
 
 func (c *played) Pods(context.Context, string) ([]Pod, error) {

@@ -249,5 +249,20 @@ func (r *run) end(ctx context.Context) error {
 	defer cancel()
 	r.o.Progress("removing what this run has made")
 	err := errors.Join(r.both(func(i int) error { return r.clusters[i].End(ctx, r.namespace) })...)
-	return errors.Join(err, errors.Join(r.both(func(i int) error { return r.awaitGone(ctx, i) })...))
+	var notes [2]string
+	err = errors.Join(err, errors.Join(r.both(func(i int) (err error) {
+		notes[i], err = r.forget(ctx, i)
+		return err
+	})...))
+	r.note(notes)
+	return err
+}
+
+// note adds what is to be said of each cluster to the report.
+func (r *run) note(notes [2]string) {
+	for i, note := range notes {
+		if note != "" {
+			r.report.Findings = append(r.report.Findings, Finding{r.sides[i].name(), false, note})
+		}
+	}
 }

@@ -146,6 +146,8 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 			}},
 		{"stays", ok, "", "",
 			"rome: the Service imports/probe-culvert-verify-*is still there: the gateway removes it when milan's tells it so*", func(w *world) { w.rome.keeps = true }},
+		{"stays for the gateway", ok, "",
+			"rome: the Service imports/probe-culvert-verify-* is still there, and you may not remove it: the gateway does within minutes", "", func(w *world) { w.rome.mayNot = forbidden }},
 	} {
 		need.Bubble(t, func(t *testing.T) {
 			w := newWorld(t)
@@ -176,6 +178,10 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 			}
 			if tt.note != "" && !found(notes, tt.note) {
 				t.Errorf("%s: %q, want %q", tt.name, notes, tt.note)
+			}
+			if tried := strings.Contains(strings.Join(lines, "\n"), " Service "); tried && tt.err == "" &&
+				w.rome.mayNot == nil && len(w.rome.forgot) != 1 {
+				t.Errorf("%s: removed %q, want the import", tt.name, w.rome.forgot)
 			}
 			requireClean(t, w)
 		})

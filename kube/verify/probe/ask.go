@@ -25,6 +25,8 @@ const (
 	datagramWait  = time.Second     // for the last answer
 	stall         = 5 * time.Second // maximum time without a byte of the bulk transfer
 	bulkTime      = 30 * time.Second
+	// for a name: a resolver waits 5 s for a server, and tries twice (resolv.conf(5))
+	resolveTime = 10 * time.Second
 )
 
 // Ask does a Task, one target after the other. It first makes the small tests, so that concurrent
@@ -104,6 +106,8 @@ func (t *Task) dial(ctx context.Context, address string) (*connection, error) {
 
 // hasDNS reports whether pods can resolve the name that every cluster with DNS has.
 func hasDNS(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, resolveTime)
+	defer cancel()
 	_, err := net.DefaultResolver.LookupHost(ctx, "kubernetes.default.svc")
 	return err == nil
 }
