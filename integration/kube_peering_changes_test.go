@@ -363,7 +363,7 @@ func testPeeringGone(t *testing.T, p *peeringLab) {
 func requireWithinPeeringRoles(t *testing.T, p *peeringLab) {
 	t.Helper()
 	for user, rights := range map[string][]string{
-		p.gatewayUser(): {"get secrets", "update secrets", "list peerings", "watch peerings", "update peerings/status",
+		p.gatewayUser(): {"get secrets", "update secrets", "list secrets", "watch secrets", "list peerings", "watch peerings", "update peerings/status",
 			"list nodes", "watch nodes",
 			"list tunnelnodes", "watch tunnelnodes", "list pods", "watch pods"},
 		agentUser: {"list nodes", "watch nodes", "list services", "watch services", "list peerings", "watch peerings",

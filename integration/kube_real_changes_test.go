@@ -141,7 +141,7 @@ func (c *realChanges) changes() []*realChange {
 		{name: "another node port", bound: time.Minute, make: c.anotherNodePort, counts: one, loses: true},
 		{name: "another key", bound: time.Minute, make: func() {
 			c.kubectl("rome", "-n", "culvert", "patch", "secret", "culvert-milan", "--type=merge", "-p",
-				`{"data":null}`)
+				`{"data":{"privateKey":null}}`)
 			c.kubectl("rome", "-n", "culvert", "rollout", "restart", "deployment", "culvert-milan")
 			c.join()
 			want := c.kubectl("rome", "-n", "culvert", "get", "peering", "milan", "-o", "jsonpath={.status.publicKey}")

@@ -148,26 +148,30 @@ func (b bindOf) Open(port uint16) (receive []conn.ReceiveFunc, actual uint16, er
 
 // startWireGuard makes a host the server of a tunnel, with nothing but wireguard-go; more are
 // settings of its peer.
-func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string, more ...string) {
+func startWireGuard(t *testing.T, h *peerHost, own keyPair, peer string, more ...string) (d *device.Device) {
 	t.Helper()
-	key := func(text string) string {
-		b, err := base64.StdEncoding.DecodeString(text)
-		need.NoError(t, err)
-		return hex.EncodeToString(b)
-	}
 	err := h.do(func() error {
 		link, err := tun.CreateTUN(liqoTunnel, kubeMTU)
 		if err != nil {
 			return err
 		}
-		d := device.NewDevice(link, bindOf{conn.NewDefaultBind(), h}, device.NewLogger(device.LogLevelSilent, ""))
+		d = device.NewDevice(link, bindOf{conn.NewDefaultBind(), h}, device.NewLogger(device.LogLevelSilent, ""))
 		t.Cleanup(d.Close)
 		if err := d.IpcSet(fmt.Sprintf("private_key=%s\nlisten_port=51840\npublic_key=%s\nallowed_ip=0.0.0.0/0\n%s\n",
-			key(own.private), key(peer), strings.Join(more, "\n"))); err != nil {
+			hexKey(t, own.private), hexKey(t, peer), strings.Join(more, "\n"))); err != nil {
 			return err
 		}
 		return d.Up()
 	})
 	need.NoError(t, err)
 	h.ip("address add 169.254.18.1/30 dev "+liqoTunnel, "link set "+liqoTunnel+" up")
+	return d
+}
+
+// hexKey returns a key as wireguard-go takes it.
+func hexKey(t *testing.T, text string) string {
+	t.Helper()
+	b, err := base64.StdEncoding.DecodeString(text)
+	need.NoError(t, err)
+	return hex.EncodeToString(b)
 }

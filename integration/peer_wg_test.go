@@ -6,10 +6,13 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"culvert/integration/need"
 )
@@ -126,4 +129,69 @@ func testUAPI(t *testing.T, c *clusters) {
 		t.Errorf("wg set changed\n%s to\n%s", before, after)
 	}
 	c.romePod.run("ping", "-c", "2", "-i", "0.05", "-W", "2", milanPodAtRome)
+}
+
+// TestPeerPresharedKey has wireguard-go itself as peer. The gateway reads the pre-shared key from
+// its file, takes another one at a reload, and goes on with the one before if the file is bad. The
+// tunnel stays up, and the key is shown nowhere.
+func TestPeerPresharedKey(t *testing.T) {
+	beside(t, func(t *testing.T) {
+		rome, milan := newPeerHost(t, "rome-gw"), newPeerHost(t, "milan-gw")
+		join(rome, milan, "192.0.2.1/24", "192.0.2.7/24", 1500)
+		romeKey, milanKey, one, other := newKeyPair(t), newKeyPair(t), newKeyPair(t).private, newKeyPair(t).private
+		line := func(key string) string { return "preshared_key=" + hexKey(t, key) }
+		peer := startWireGuard(t, milan, milanKey, romeKey.public, line(one))
+		startCheckPeer(t, milan)
+		dir := t.TempDir()
+		need.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
+		file := filepath.Join(dir, "psk.key")
+		write := func(text string) {
+			t.Helper()
+			need.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+			need.NoError(t, os.Chown(file, unprivilegedUID, unprivilegedUID))
+		}
+		write(one + "\n")
+		p := startGateway(rome, strings.Replace(romeConfig, "role: client", "role: client, presharedKeyFile: "+file,
+			1)+"connectionCheck: true\n", romeKey, milanKey.public)
+		connected := func() error {
+			if rome.metric(`culvert_check_connected{peer="milan"}`) != 1 {
+				return errNotYet
+			}
+			return nil
+		}
+		eventually(t, "the peer is connected", connected)
+
+		write("c2hvcnQ=")
+		p.cmd.Process.Signal(unix.SIGHUP)
+		p.awaitOutput(t, "wireguard.presharedKeyFile: ")
+		write(other + "\n")
+		p.cmd.Process.Signal(unix.SIGHUP)
+		p.awaitOutput(t, "wireguard.presharedKeyFile changed")
+		need.NoError(t, connected())
+
+		// The peer begins anew, with the other key.
+		state, err := peer.IpcGet()
+		need.NoError(t, err)
+		_, at, _ := strings.Cut(state, "endpoint=")
+		at, _, _ = strings.Cut(at, "\n")
+		again := []string{"public_key=" + hexKey(t, romeKey.public), "remove=true",
+			"public_key=" + hexKey(t, romeKey.public), line(other), "allowed_ip=0.0.0.0/0", "endpoint=" + at,
+			"persistent_keepalive_interval=1"}
+		need.NoError(t, peer.IpcSet(strings.Join(again, "\n")+"\n"))
+		eventually(t, "a handshake with the other key", func() error {
+			if state, err := peer.IpcGet(); err != nil || strings.Contains(state, "last_handshake_time_sec=0\n") {
+				return errNotYet
+			}
+			return nil
+		})
+		need.NoError(t, connected())
+		shown, err := rome.get("/metrics")
+		need.NoError(t, err)
+		shown += p.output() + rome.run("wg", "show", uapiLink, "dump")
+		for _, key := range []string{one, other} {
+			if strings.Contains(shown, key) || strings.Contains(shown, hexKey(t, key)) {
+				t.Errorf("a key is shown in\n%s", shown)
+			}
+		}
+	}, programs("wg", "wg"))
 }

@@ -98,7 +98,9 @@ func runKube(ctx context.Context, flags *kubeFlags) error {
 	name := k.namespace + "/" + k.name
 	entry := log.WithField("peering", name)
 	for { // the API server may be away
-		if k.base.WireGuard.PrivateKey, err = peering.Key(ctx, client, k.namespace, "culvert-"+k.name); err == nil {
+		keys, err := peering.ReadKeys(ctx, client, k.namespace, peering.SecretName(k.name))
+		if err == nil {
+			k.base.WireGuard.PrivateKey, k.base.WireGuard.PresharedKey = keys.Private, keys.Preshared
 			break
 		}
 		entry.WithError(err).Warn("no key yet; trying again")

@@ -203,6 +203,9 @@ func tunnelText(t *control.Tunnel) string {
 	if t.HandshakeSeconds != nil {
 		handshake = "handshake " + ageText(*t.HandshakeSeconds) + " ago"
 	}
+	if t.Preshared {
+		handshake += ", with a pre-shared key"
+	}
 	if t.Configured != "" && t.Configured != t.Endpoint {
 		endpoint += " (configured " + t.Configured + ")"
 	}

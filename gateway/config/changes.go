@@ -33,6 +33,7 @@ func (c *Config) Changes(old *Config) string {
 		is, was any
 	}{
 		{"wireguard.peerPublicKey", c.WireGuard.PeerPublicKey, old.WireGuard.PeerPublicKey},
+		{"wireguard.presharedKeyFile", c.WireGuard.PresharedKey, old.WireGuard.PresharedKey},
 		{"wireguard.endpoint", c.WireGuard.Endpoint, old.WireGuard.Endpoint},
 		{"wireguard.keepalive", c.WireGuard.Keepalive, old.WireGuard.Keepalive},
 		{"geneve.gatewayAddress", c.Geneve.GatewayAddress, old.Geneve.GatewayAddress},

@@ -87,6 +87,7 @@ type WireGuard struct {
 	Role          Role
 	PrivateKey    wgkey.Key
 	PeerPublicKey wgkey.Key
+	PresharedKey  wgkey.Key     `json:",omitzero"` // zero = none
 	ListenPort    uint16        // 0 = any
 	Endpoint      string        // host:port of the peer, client only
 	Keepalive     time.Duration // 0 = off

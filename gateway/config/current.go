@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"culvert/gateway/wgkey"
 	"culvert/nat"
 )
 
@@ -34,7 +35,7 @@ func (c *Current) Identity() string { return c.is.Load().identity() }
 
 func (c *Config) identity() string {
 	same := *c
-	same.File, same.Log = File{}, Log{}
+	same.File, same.Log, same.WireGuard.PresharedKey = File{}, Log{}, wgkey.Key{}
 	same.Geneve.Nodes = slices.SortedFunc(slices.Values(c.Geneve.Nodes), func(a, b Node) int {
 		return cmp.Compare(a.Name, b.Name)
 	})

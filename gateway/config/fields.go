@@ -26,6 +26,8 @@ var fields = []configfile.Field{
 		Doc: "The peer's public key, as culvert keygen printed it there."},
 	{Path: "wireguard.peerPublicKeyFile", Type: "file", Live: true,
 		Doc: "File with the peer's public key, instead of peerPublicKey."},
+	{Path: "wireguard.presharedKeyFile", Type: "file", Live: true,
+		Doc: "File with a pre-shared key, as wg genpsk prints it: a secret that both gateways have, which protects recorded traffic even if X25519 is broken. A change takes effect at the next handshake."},
 	{Path: "wireguard.listenPort", Type: "UDP port, 0 to 65535",
 		Doc: "Port on which WireGuard listens. Without it, a server uses 51840, and a client any free port, as with 0."},
 	{Path: "wireguard.endpoint", Type: "host:port", Live: true,

@@ -56,6 +56,7 @@ type (
 		PrivateKeyFile    scalar `json:"privateKeyFile"`
 		PeerPublicKey     scalar `json:"peerPublicKey"`
 		PeerPublicKeyFile scalar `json:"peerPublicKeyFile"`
+		PresharedKeyFile  scalar `json:"presharedKeyFile"`
 		ListenPort        scalar `json:"listenPort"`
 		Endpoint          scalar `json:"endpoint"`
 		Keepalive         scalar `json:"keepalive"`
@@ -270,13 +271,16 @@ func (f *fileWireGuard) config(e *configfile.Errors, dir string, c *WireGuard) {
 	c.UAPI = e.Bool("wireguard.uapi", f.UAPI, false)
 
 	if e.Text("wireguard.privateKeyFile", f.PrivateKeyFile) != "" {
-		c.PrivateKey = readKey(e, "wireguard.privateKeyFile", dir, f.PrivateKeyFile)
+		c.PrivateKey = readKey(e, "wireguard.privateKeyFile", dir, f.PrivateKeyFile, keygen)
+	}
+	if f.PresharedKeyFile != "" {
+		c.PresharedKey = readKey(e, "wireguard.presharedKeyFile", dir, f.PresharedKeyFile, genpsk)
 	}
 	switch {
 	case f.PeerPublicKey != "" && f.PeerPublicKeyFile != "":
 		e.Add("wireguard.peerPublicKeyFile", "wireguard.peerPublicKey is set too; keep one of them")
 	case f.PeerPublicKeyFile != "":
-		c.PeerPublicKey = readKey(e, "wireguard.peerPublicKeyFile", dir, f.PeerPublicKeyFile)
+		c.PeerPublicKey = readKey(e, "wireguard.peerPublicKeyFile", dir, f.PeerPublicKeyFile, keygen)
 	case e.Text("wireguard.peerPublicKey", f.PeerPublicKey) != "":
 		key, err := wgkey.Parse(string(f.PeerPublicKey))
 		if err != nil {
@@ -316,7 +320,14 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
+// Who makes keys.
+const (
+	keygen = "make a key with culvert keygen"
+	genpsk = "make a key with wg genpsk, one for both gateways"
+)
+
+// readKey reads a key from a file; missing is the remedy if there is none.
+func readKey(e *configfile.Errors, path, dir string, name scalar, missing string) wgkey.Key {
 	if _, err := wgkey.Parse(string(name)); err == nil {
 		e.Add(path, "this is a key; write it into a file of mode 0600, and the name of that file here")
 		return wgkey.Key{}
@@ -326,7 +337,7 @@ func readKey(e *configfile.Errors, path, dir string, name scalar) wgkey.Key {
 	if err != nil {
 		remedy := "name a file with a key, which this process can read"
 		if errors.Is(err, fs.ErrNotExist) {
-			remedy = "make a key with culvert keygen"
+			remedy = missing
 		}
 		e.Add(path, "%q: %v; %s", p, err, remedy)
 		return wgkey.Key{}

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -529,5 +531,67 @@ func TestCredentials(t *testing.T) {
 	if err != nil || slices.ContainsFunc(c.Warnings,
 		func(w string) bool { return strings.Contains(w, "wireguard.privateKeyFile") }) {
 		t.Errorf("%v, %q", err, c.Warnings)
+	}
+}
+
+// TestPresharedKey: a pre-shared key comes from a file, may change while the gateway runs, and is
+// neither shown nor part of what replicas compare.
+func TestPresharedKey(t *testing.T) {
+	dir, key := keyFolder(t), wgkey.NewPrivate()
+	file := filepath.Join(dir, "psk.key")
+	need.NoError(t, os.WriteFile(file, []byte(key.Base64()+"\n"), 0o600))
+	without, err := parseText([]byte(goodFile), dir)
+	need.NoError(t, err)
+	with := func(name string) (*Config, error) {
+		return parseText([]byte(strings.Replace(goodFile, "  role: client\n", "  role: client\n  presharedKeyFile: "+
+			name+"\n", 1)), dir)
+	}
+	warning := func(c *Config) string { // others are about this machine's links
+		i := slices.IndexFunc(c.Warnings, func(w string) bool {
+			return strings.HasPrefix(w, "wireguard.") &&
+				!strings.HasPrefix(w, "wireguard.endpoint")
+		})
+		if i < 0 {
+			return ""
+		}
+		return c.Warnings[i]
+	}
+	c, err := with("psk.key")
+	need.NoError(t, err)
+	if c.WireGuard.PresharedKey != key || without.WireGuard.PresharedKey != (wgkey.Key{}) || warning(c) != "" {
+		t.Errorf("without: none %t; warning %q", without.WireGuard.PresharedKey == wgkey.Key{}, warning(c))
+	}
+	if got := c.Changes(without); got != "wireguard.presharedKeyFile changed" || c.ChangesLive(without) != nil {
+		t.Errorf("%s; %v", got, c.ChangesLive(without))
+	}
+	if c.identity() != without.identity() {
+		t.Error("replicas with and without the key do not admit the same")
+	}
+	b, err := json.Marshal(c)
+	need.NoError(t, err)
+	if text := fmt.Sprintf("%s %+v", b, c); strings.Contains(text, key.Base64()) ||
+		strings.Contains(text, fmt.Sprintf("%x", key[:])) || strings.Contains(text, fmt.Sprint(key[:])) {
+		t.Errorf("the key is shown: %s", text)
+	}
+
+	need.NoError(t, os.Chmod(file, 0o644))
+	if c, err = with("psk.key"); err != nil || !strings.HasPrefix(warning(c), "wireguard.presharedKeyFile: ") ||
+		!strings.Contains(warning(c), "(mode 0644); chmod 600 it") {
+		t.Errorf("open to everybody: %v, %q", err, warning(c))
+	}
+	for name, want := range map[string]string{
+		"none.key":   "no such file or directory; make a key with wg genpsk, one for both gateways",
+		"short.key":  "not a WireGuard key; want 44 characters of base64 as wg(8) prints",
+		"rome.key":   "this is the private or the public key of a gateway; make a key with wg genpsk",
+		"milan.pub":  "this is the private or the public key of a gateway; make a key with wg genpsk",
+		key.Base64(): "this is a key; write it into a file of mode 0600",
+	} {
+		_, err := with(name)
+		if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), want) ||
+			!strings.HasPrefix(err.Error(), "wireguard.presharedKeyFile: ") {
+			t.Errorf("%s: %v, want %s", strings.ReplaceAll(name, key.Base64(), "a key"), err, want)
+		} else if strings.Contains(err.Error(), key.Base64()) {
+			t.Error("an error shows the key")
+		}
 	}
 }

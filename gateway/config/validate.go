@@ -64,6 +64,11 @@ func (c *Config) validate(e *configfile.Errors) {
 		case private.Public():
 			e.Add("wireguard.peerPublicKey", "this is this gateway's own public key; give the peer's")
 		}
+		switch c.WireGuard.PresharedKey {
+		case wgkey.Key{}:
+		case private, private.Public(), c.WireGuard.PeerPublicKey:
+			e.Add("wireguard.presharedKeyFile", "this is the private or the public key of a gateway; %s", genpsk)
+		}
 	}
 	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {
 		e.Add("wireguard.keepalive", "%v is not a duration from 0s to %v", k, maxKeepalive)

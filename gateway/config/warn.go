@@ -183,12 +183,16 @@ func (devices deviceCache) to(a netip.Addr) *net.Interface {
 	return nil
 }
 
-// warn reports a private key that others can read.
+// warn reports secrets that others can read.
 func (f *fileWireGuard) warn(e *configfile.Errors, dir string) {
-	name := keyPath(dir, string(f.PrivateKeyFile))
-	if info, err := os.Stat(name); err == nil && info.Mode().Perm()&0o007 != 0 {
-		e.Warn("wireguard.privateKeyFile",
-			"%q is open to every user of this machine (mode %04o); chmod 600 it, or make a new key",
-			name, info.Mode().Perm())
+	for _, key := range []struct {
+		path string
+		file scalar
+	}{{"wireguard.privateKeyFile", f.PrivateKeyFile}, {"wireguard.presharedKeyFile", f.PresharedKeyFile}} {
+		name := keyPath(dir, string(key.file))
+		if info, err := os.Stat(name); key.file != "" && err == nil && info.Mode().Perm()&0o007 != 0 {
+			e.Warn(key.path, "%q is open to every user of this machine (mode %04o); chmod 600 it, or make a new key",
+				name, info.Mode().Perm())
+		}
 	}
 }

@@ -95,6 +95,7 @@ type Tunnel struct {
 	Configured       string     `json:"configured,omitempty"` // wireguard.endpoint; a roaming peer is elsewhere
 	ListenPort       int        `json:"listenPort"`
 	PublicKey        string     `json:"publicKey"` // ours
+	Preshared        bool       `json:"preshared"` // handshakes need the pre-shared key
 	LastHandshake    *time.Time `json:"lastHandshake,omitempty"`
 	HandshakeSeconds *float64   `json:"handshakeSeconds,omitempty"` // since the last handshake
 	ReceivedBytes    uint64     `json:"receivedBytes"`

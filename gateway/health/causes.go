@@ -61,7 +61,7 @@ var (
 		"is UDP {port} open there, is the peer running, and is wireguard.peerPublicKey right here and there? A peer with another key says so in its log, and so does one that refuses this gateway because its clock went back")
 	BadAnswer = cause("bad-answer", Warning,
 		"the peer at {endpoint} answers, {answers} times in {time}, but with another key",
-		"set wireguard.peerPublicKey to the key that `culvert keygen` printed at the peer")
+		"make the pre-shared key (wireguard.presharedKeyFile) the same here and there, or set wireguard.peerPublicKey to the key that `culvert keygen` printed at the peer")
 	PeerLost = cause("peer-lost", Warning,
 		"the peer at {endpoint} has not answered for {time} ({sent} handshakes sent, 0 answered)",
 		"is it running, is UDP {port} open there, and are answers to UDP {listen} let in here? If the clock of this machine went back, the peer says so in its log")
@@ -69,7 +69,7 @@ var (
 		"is the peer running, with role client (one side is the server, the other the client), is its wireguard.endpoint an address of this gateway, and is UDP {listen} open here?")
 	AnswersLost = cause("answers-lost", Warning,
 		"the peer begins handshakes ({received} received), is answered, and completes none",
-		"do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through")
+		"is the pre-shared key the same here and there, and do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through")
 	PeerClock = cause("peer-clock", Warning,
 		"the peer's clock went back: its handshakes are of {seen} and so older than its last one, "+
 			"and WireGuard refuses them",

@@ -26,6 +26,8 @@ var liqoWords = map[*Cause]struct{ says, remedy string }{
 			"A peer with another key says so in its log, and so does one that refuses this gateway because its clock went back"},
 	BadAnswer: {"",
 		"set spec.publicKey of the peer's PublicKey in this namespace to the key of its gateway; liqoctl network connect exchanges both"},
+	AnswersLost: {"", // there is no pre-shared key
+		"do answers reach it? A firewall or NAT must let UDP from port {listen} of this gateway through"},
 	NobodyCalls: {"",
 		"does the pod of the peer's GatewayClient run, is its spec.endpoint an address of this gateway's Service, and is UDP {listen} open here?"},
 	PeerSilent: {"", "does its gateway run? One without traffic is silent, too"},

@@ -17,7 +17,8 @@ var peeringWords = map[*Cause]struct{ says, remedy, server string }{
 	NoAnswer: {"",
 		"is the peer's gateway running, does its firewall let UDP {port} in, and is spec.publicKey here and there status.publicKey of the other " +
 			"Peering? A peer with another key says so in its log, and so does one that refuses this gateway because its clock went back", ""},
-	BadAnswer: {"", "set spec.publicKey to status.publicKey of the peer's Peering", ""},
+	BadAnswer: {"",
+		"make presharedKey the same in the Secrets of both gateways, or set spec.publicKey to status.publicKey of the peer's Peering", ""},
 	NobodyCalls: {"",
 		"is the peer's gateway running, with spec.role Client, is spec.endpoint of its Peering the address and port of this gateway's Service, " +
 			"and does the firewall let UDP to there in?", ""},

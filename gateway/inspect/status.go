@@ -92,6 +92,7 @@ func (src *Source) findingStatus() []control.Finding {
 func (src *Source) tunnelStatus(c *config.Config, s *wg.Stats, found pathmtu.Result) control.Tunnel {
 	t := control.Tunnel{State: "down", ListenPort: int(src.Path.WG.Port()),
 		PublicKey: c.WireGuard.PrivateKey.Public().Base64(),
+		Preshared: !c.WireGuard.PresharedKey.IsZero(),
 		Trains:    s.Trains, TrainsLost: s.LostTrains, Path: pathStatus(c, found), Configured: c.WireGuard.Endpoint}
 	t.Leg = src.Monitor.Leg(nat.Tunnel, path.Uptime())
 	if f := src.Monitor.Connection(); f.State != monitor.CheckOff {

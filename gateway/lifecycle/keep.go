@@ -260,7 +260,8 @@ func (k *keeper) keepConnections(pause func()) error {
 
 // peer is the peer of w, and its last known address.
 func (k *keeper) peer(w *config.WireGuard) wg.Peer {
-	return wg.Peer{PublicKey: w.PeerPublicKey, Endpoint: w.Endpoint, Last: k.lastOf(w), Keepalive: w.Keepalive}
+	return wg.Peer{PublicKey: w.PeerPublicKey, Preshared: w.PresharedKey, Endpoint: w.Endpoint, Last: k.lastOf(w),
+		Keepalive: w.Keepalive}
 }
 
 // newPortKey returns a random key for nat's port choice.

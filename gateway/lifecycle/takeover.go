@@ -180,7 +180,7 @@ func (t *Taking) meetPeer(ctx context.Context, life *Life) error {
 				// speaks against this process
 				return nil
 			}
-			return fmt.Errorf("the peer does not answer this gateway's handshakes in %v, and has a session with the one before: compare wireguard.privateKeyFile, peerPublicKey and endpoint with what that one has", sessionPatience)
+			return fmt.Errorf("the peer does not answer this gateway's handshakes in %v, and has a session with the one before: compare wireguard.privateKeyFile, presharedKeyFile, peerPublicKey and endpoint with what that one has", sessionPatience)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

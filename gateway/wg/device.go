@@ -52,6 +52,9 @@ type Options struct {
 // Peer is the other end of the tunnel.
 type Peer struct {
 	PublicKey wgkey.Key
+	// Preshared is mixed into handshakes; zero = none. A handshake succeeds only if the peer has
+	// the same.
+	Preshared wgkey.Key
 	Endpoint  string // host:port, "" = the peer comes to us
 	// its last known address from before this process: used until Endpoint or the peer provides a
 	// better one
@@ -138,8 +141,9 @@ func (d *Device) Port() uint16 { return d.bind.port() }
 
 // SetPeer makes p the only peer; without a public key there is none. A peer that stays keeps its
 // session and its endpoint, which may have roamed. A new one gets its endpoint at once if Endpoint
-// is an address or Last is set, otherwise when FollowEndpoint has resolved the name. For a valid p,
-// SetPeer fails only when the device is closed.
+// is an address or Last is set, otherwise when FollowEndpoint has resolved the name. Another
+// pre-shared key is used from the next handshake on; a session lives as long as it would without.
+// For a valid p, SetPeer fails only when the device is closed.
 func (d *Device) SetPeer(p Peer) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -168,16 +172,35 @@ func (d *Device) SetPeer(p Peer) error {
 		}
 		d.greet()
 		d.hurry()
-	case p.PublicKey != (wgkey.Key{}) && p.Keepalive != old.Keepalive:
-		return d.set("public_key="+hexKey(p.PublicKey), "update_only=true", p.keepalive())
+	case p.PublicKey != (wgkey.Key{}) && (p.Keepalive != old.Keepalive || p.Preshared != old.Preshared):
+		err := d.set("public_key="+hexKey(p.PublicKey), "update_only=true", p.preshared(), p.keepalive())
+		if err == nil && p.Preshared != old.Preshared {
+			d.retry()
+		}
+		return err
 	}
 	return nil
+}
+
+// retry hurries a handshake if the peer has no session: it may have had none for long, for want of
+// the new pre-shared key.
+//
+// Preconditions: d.mu is held.
+// +checklocks:d.mu
+func (d *Device) retry() {
+	if s, err := d.PeerStats(); err == nil && time.Since(s.LastHandshake) > SessionLifetime {
+		d.greet()
+		d.hurry()
+	}
 }
 
 // hexKey is k in the format of the WireGuard cross-platform configuration protocol.
 func hexKey(k wgkey.Key) string { return hex.EncodeToString(k[:]) }
 
-// keepalive is the line of that protocol.
+// preshared is a line of the same protocol.
+func (p *Peer) preshared() string { return "preshared_key=" + hexKey(p.Preshared) }
+
+// keepalive is a line of the same protocol.
 func (p *Peer) keepalive() string {
 	return "persistent_keepalive_interval=" + strconv.Itoa(int(p.Keepalive/time.Second))
 }
@@ -216,6 +239,7 @@ func (d *Device) addPeer() error {
 	}
 	lines := []string{
 		"public_key=" + hexKey(d.peer.PublicKey),
+		d.peer.preshared(),
 		d.peer.keepalive(),
 	}
 	if d.endpoint.IsValid() {

@@ -11,8 +11,8 @@ import (
 // hurryTime is the first timeout of a hurried handshake: longer than most round trips.
 const hurryTime = 250 * time.Millisecond
 
-// A hurry is the time until a gateway has a first session with its peer. The gateway may take the
-// place of another one, on whose session the peer relies.
+// A hurry is the time until a gateway has a session with its peer. The gateway may take the place
+// of another one, on whose session the peer relies.
 //
 // The peer may be behind a translation that admits only answers, such as a node's masquerade, and
 // may have reached the other gateway by a third address, such as a NodePort. Then a message to the
@@ -24,6 +24,8 @@ const hurryTime = 250 * time.Millisecond
 type hurry struct {
 	d *Device
 	p *device.Peer
+	// when the last session began, which is dead; zero = there was none
+	dead time.Time
 
 	mu    sync.Mutex
 	from  *endpoint     // where the last data message came from; nil = none came; +checklocks:mu
@@ -33,8 +35,8 @@ type hurry struct {
 	ended bool          // +checklocks:mu
 }
 
-// hurry repeats a new peer's first handshake until there is a session: after hurryTime, after
-// pauses that double up to device.RekeyTimeout, and when the peer sends from a new address.
+// hurry repeats the handshake with a peer without a session until there is one: after hurryTime,
+// after pauses that double up to device.RekeyTimeout, and when the peer sends from a new address.
 // WireGuard repeats one after device.RekeyTimeout (WireGuard paper, Section 6.4), which is too long
 // for a gateway that replaces another one. Messages may be lost, and the peer discards an
 // initiation that comes within 20 ms of another gateway's or whose timestamp is not newer
@@ -45,10 +47,11 @@ type hurry struct {
 func (d *Device) hurry() {
 	d.unhurried()
 	p := d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey))
-	if p == nil {
+	s, err := d.PeerStats()
+	if p == nil || err != nil {
 		return
 	}
-	h := &hurry{d: d, p: p, last: time.Now(), after: hurryTime}
+	h := &hurry{d: d, p: p, dead: s.LastHandshake, last: time.Now(), after: hurryTime}
 	h.timer = time.AfterFunc(hurryTime, h.again)
 	d.bind.hurry.Store(h)
 }
@@ -59,7 +62,7 @@ func (h *hurry) again() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s, err := d.PeerStats()
-	if err != nil || !s.LastHandshake.IsZero() || d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)) != h.p {
+	if err != nil || s.LastHandshake != h.dead || d.device.LookupPeer(device.NoisePublicKey(d.peer.PublicKey)) != h.p {
 		h.end()
 		return
 	}

@@ -22,7 +22,7 @@ func TestUAPI(t *testing.T) {
 	private, peer := wgkey.NewPrivate(), wgkey.NewPrivate().Public()
 	d := New(Options{PrivateKey: private, MTU: 1340, Log: logrus.NewEntry(log)})
 	t.Cleanup(d.Close)
-	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: peer, Endpoint: "127.0.0.1:9"}), d.Up()))
+	need.NoError(t, errors.Join(d.Open(idlePath(), Peer{PublicKey: peer, Preshared: wgkey.Key{1}, Endpoint: "127.0.0.1:9"}), d.Up()))
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
 	need.NoError(t, err)
 	served := make(chan struct{})

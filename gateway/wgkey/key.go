@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Key is a Curve25519 key of WireGuard, private or public.
+// Key is a key of WireGuard: a private or a public key of Curve25519, or a pre-shared key.
 //
-// It formats as "(hidden)" under every verb, so that no log line or error can show a private key by
+// It formats as "(hidden)" under every verb, so that no log line or error can show a secret by
 // accident; Base64 returns the text.
 type Key [32]byte
 
@@ -64,6 +64,9 @@ func (k Key) Public() Key {
 	copy(public[:], private.PublicKey().Bytes())
 	return public
 }
+
+// IsZero reports whether k is no key.
+func (k Key) IsZero() bool { return k == Key{} }
 
 // Base64 is k in the format of wg(8).
 func (k Key) Base64() string { return base64.StdEncoding.EncodeToString(k[:]) }

@@ -34,8 +34,8 @@ func newSide(w *world, index, most int) *side {
 	s.pods = []*pod{s.pod}
 	s.config = &config.Config{
 		Cluster: name, Peer: names[1-index], MTU: config.DefaultMTU,
-		WireGuard: config.WireGuard{Role: config.Role(index), PrivateKey: wgkey.NewPrivate(), ListenPort: wanPort,
-			Keepalive: 25 * time.Second},
+		WireGuard: config.WireGuard{Role: config.Role(index), PrivateKey: wgkey.NewPrivate(),
+			PresharedKey: wgkey.Key{1}, ListenPort: wanPort, Keepalive: 25 * time.Second},
 		Geneve: config.Geneve{ListenPort: config.DefaultGenevePort, GatewayAddress: pair(func(p *plan) netip.Addr {
 			return p.gateway
 		})},

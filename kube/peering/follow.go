@@ -15,7 +15,7 @@ var paths = map[string]schema.GroupVersionResource{
 	KindPeering: objects.Peerings, KindTunnelNode: objects.TunnelNodes, kindNode: objects.Nodes, kindPod: objects.Pods,
 	kindService: objects.Services, kindSlice: objects.EndpointSlices, kindRole: objects.Roles,
 	kindServiceCIDR: objects.ServiceCIDRs, kindServiceExport: objects.ServiceExports,
-	kindPeerExports: objects.PeerExports,
+	kindPeerExports: objects.PeerExports, kindSecret: objects.Secrets,
 
 	setOthers: objects.Peerings, setExported: objects.Services, setImported: objects.Services,
 	setImportedSlices: objects.EndpointSlices,

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/config"
+	"culvert/gateway/wgkey"
 	"culvert/kube"
 	"culvert/kube/objects"
 )
@@ -77,6 +78,9 @@ type GatewaySource struct {
 	told  []string                   // why the gateway differs from what the objects say; +checklocks:mu
 	ready bool                       // +checklocks:mu
 	ended bool                       // no other pod goes on; +checklocks:mu
+	// of the Secret as it was last readable; nil: that of base
+	preshared *wgkey.Key // +checklocks:mu
+	badSecret error      // why it is not readable now; +checklocks:mu
 
 	// For Run only.
 	base      *config.Config
@@ -215,6 +219,7 @@ func (s *GatewaySource) run(ctx context.Context, g Running) (err error) {
 func (s *GatewaySource) sets() (all []kube.Set, pods kube.Set) {
 	return append([]kube.Set{
 		s.ownPeering(),
+		s.secret(),
 		s.members(),
 		into(KindTunnelNode, s.nodeNamespace, table[*tunnelNode](s.state.tunnels), readTunnelNode),
 	}, s.others()...), into(kindPod, "", s.state.pods, readPod)
@@ -246,6 +251,11 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 	if whole {
 		plan, u = s.state.Plan(), s.u
 	}
+	if s.preshared != nil {
+		base := *s.base
+		base.WireGuard.PresharedKey, s.base = *s.preshared, &base
+	}
+	badSecret := s.badSecret
 	s.mu.Unlock()
 	if !whole {
 		return nil
@@ -264,7 +274,11 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 	}
 	check := g.Check()
 	s.services.tellPeer(plan, check)
-	s.tell(plan, s.services.faults(plan)...)
+	more := s.services.faults(plan)
+	if badSecret != nil {
+		more = append(more, s.fault(plan, kindSecret, badSecret.Error()+"; the one before stays in use"))
+	}
+	s.tell(plan, more...)
 	if u == nil {
 		return nil
 	}

@@ -2,10 +2,9 @@ package peering
 
 import (
 	"context"
-	"encoding/json"
+	"encoding/base64"
 	"fmt"
 	"maps"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,58 +12,102 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/wgkey"
+	"culvert/kube"
 	"culvert/kube/objects"
 )
 
-// Key returns the gateway's WireGuard key from its Secret. An empty Secret gets a new key.
-func Key(ctx context.Context, client dynamic.Interface, namespace, name string) (wgkey.Key, error) {
+// Keys are the secret keys of a gateway.
+type Keys struct {
+	Private   wgkey.Key
+	Preshared wgkey.Key // zero: none
+}
+
+// ReadKeys returns the gateway's keys from its Secret. Without a private key there, it makes one.
+func ReadKeys(ctx context.Context, client dynamic.Interface, namespace, name string) (k Keys, err error) {
 	secrets := client.Resource(objects.Secrets).Namespace(namespace)
-	of := fmt.Sprintf("Secret %s/%s", namespace, name)
 	for {
 		u, err := secrets.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return wgkey.Key{}, fmt.Errorf("%s: %w; culvert kube template --peering prints it", of, err)
+			return Keys{}, fmt.Errorf("Secret %s/%s: %w; culvert kube template --peering prints it", namespace, name,
+				err)
 		}
-		text, found, err := unstructured.NestedString(u.Object, "data", keyField)
-		if err != nil {
-			return wgkey.Key{}, fmt.Errorf("%s: data: %w", of, err)
+		if k.Preshared, err = keyIn(u, presharedField); err != nil {
+			return Keys{}, fmt.Errorf("%w; write what wg genpsk prints, or remove it", err)
 		}
-		if found && text != "" {
-			var raw []byte
-			if json.Unmarshal([]byte(`"`+text+`"`), &raw) != nil {
-				return wgkey.Key{}, fmt.Errorf("%s: data.%s: not base64", of, keyField)
+		if k.Private, err = keyIn(u, privateField); err != nil {
+			return Keys{}, fmt.Errorf("%w; empty it, and the gateway makes a new one", err)
+		}
+		made := k.Private == (wgkey.Key{})
+		if made {
+			k.Private = wgkey.NewPrivate()
+			text := base64.StdEncoding.EncodeToString([]byte(k.Private.Base64()))
+			if err := unstructured.SetNestedField(u.Object, text, "data", privateField); err != nil {
+				return Keys{}, fmt.Errorf("Secret %s/%s: %w", namespace, name, err)
 			}
-			key, err := wgkey.ParseStored(raw)
-			if err != nil {
-				return wgkey.Key{}, fmt.Errorf("%s: data.%s: %w; empty it, and the gateway makes a new one", of,
-					keyField, err)
-			}
-			if public := key.Public().Base64(); u.GetAnnotations()[KeyAnnotation] != public {
-				annotate(u, public)
-				if _, err := secrets.Update(ctx, u, metav1.UpdateOptions{}); apierrors.IsConflict(err) {
-					continue
-				} // otherwise nobody may change this Secret
-			}
-			return key, nil
 		}
-		key := wgkey.NewPrivate()
-		annotate(u, key.Public().Base64())
-		encoded, err := json.Marshal([]byte(key.Base64()))
-		if err != nil {
-			return wgkey.Key{}, err
+		public := k.Private.Public().Base64()
+		if !made && u.GetAnnotations()[KeyAnnotation] == public {
+			return k, nil
 		}
-		u.Object["data"] = map[string]any{keyField: strings.Trim(string(encoded), `"`)}
+		annotate(u, public)
 		switch _, err := secrets.Update(ctx, u, metav1.UpdateOptions{}); {
-		case err == nil:
-			return key, nil
-		case !apierrors.IsConflict(err):
-			return wgkey.Key{}, fmt.Errorf("%s: %w", of, err)
+		case apierrors.IsConflict(err):
+		case err == nil || !made: // nobody may change a Secret that has its key
+			return k, nil
+		default:
+			return Keys{}, fmt.Errorf("Secret %s/%s: %w", namespace, name, err)
 		}
 	}
 }
 
-// keyField is the field of the Secret.
-const keyField = "privateKey"
+// The fields of the Secret.
+const (
+	privateField   = "privateKey"
+	presharedField = "presharedKey"
+)
+
+// keyIn reads a key in a Secret; a missing or empty one is zero.
+func keyIn(u *unstructured.Unstructured, field string) (wgkey.Key, error) {
+	at := fmt.Sprintf("Secret %s: data.%s", kube.KeyOf(u), field)
+	text, _, err := unstructured.NestedString(u.Object, "data", field)
+	if err != nil || text == "" {
+		if err != nil {
+			err = fmt.Errorf("%s: not a text", at)
+		}
+		return wgkey.Key{}, err
+	}
+	raw, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return wgkey.Key{}, fmt.Errorf("%s: not base64", at)
+	}
+	k, err := wgkey.ParseStored(raw)
+	if err != nil {
+		return wgkey.Key{}, fmt.Errorf("%s: %w", at, err)
+	}
+	return k, nil
+}
+
+// secret follows the gateway's Secret, where an administrator may change the pre-shared key. The
+// keys of one that is deleted stay in use.
+//
+// +checklocksignore: what it returns is called with mu held
+func (s *GatewaySource) secret() kube.Set {
+	return kube.Set{Name: kindSecret, Resource: objects.Secrets, Namespace: s.self.Namespace,
+		Fields: "metadata.name=" + SecretName(s.self.Name),
+		Read: func(u *unstructured.Unstructured) func(string) {
+			k, err := keyIn(u, presharedField)
+			return func(string) {
+				if s.badSecret = err; err == nil {
+					s.preshared = &k
+				}
+			}
+		},
+		Drop: func(string, string) {},
+	}
+}
+
+// SecretName returns the name of the Secret of a Peering's gateway.
+func SecretName(peering string) string { return "culvert-" + peering }
 
 // KeyAnnotation is the annotation of the Secret with the public key, for those who must not see the
 // private one.

@@ -28,6 +28,7 @@ const (
 	kindPod        = "Pod"
 	kindService    = "Service"
 	kindSlice      = "EndpointSlice"
+	kindSecret     = "Secret"
 
 	// GatewayNamespace is the namespace of Peerings and gateways, NodeNamespace that of TunnelNodes
 	// and agents, unless flags say otherwise.

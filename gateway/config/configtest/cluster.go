@@ -11,6 +11,9 @@ import (
 	"culvert/nat/rules"
 )
 
+// preshared is the pre-shared key of all clusters.
+var preshared = wgkey.Key([]byte("the pre-shared key of all tests."))
+
 // Cluster returns a cluster with two nodes and the local pod CIDR 10.0.0.0/16.
 // Its node addresses and underlay addresses end in 2 and 3; remap is how it sees the
 // other cluster's pods, 10.0.0.0/16 too, and external CIDR.
@@ -18,7 +21,8 @@ func Cluster(name, peer string, role config.Role, podRemap, externalRemap string
 	prefix := netip.MustParsePrefix
 	return &config.Config{
 		Cluster: name, Peer: peer, MTU: config.DefaultMTU,
-		WireGuard: config.WireGuard{Role: role, PrivateKey: wgkey.NewPrivate(), Keepalive: 25 * time.Second},
+		WireGuard: config.WireGuard{Role: role, PrivateKey: wgkey.NewPrivate(), PresharedKey: preshared,
+			Keepalive: 25 * time.Second},
 		Geneve: config.Geneve{
 			ListenPort:     config.DefaultGenevePort,
 			GatewayAddress: rules.PairOf(netip.MustParseAddr("10.80.0.4")),

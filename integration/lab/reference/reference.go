@@ -98,8 +98,8 @@ func startWireGuard(c *config.Config) (*device.Device, error) {
 
 func uapi(c *config.WireGuard) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "private_key=%x\nlisten_port=%d\npublic_key=%x\nallowed_ip=0.0.0.0/0\n", c.PrivateKey[:],
-		c.ListenPort, c.PeerPublicKey[:])
+	fmt.Fprintf(&b, "private_key=%x\nlisten_port=%d\npublic_key=%x\npreshared_key=%x\nallowed_ip=0.0.0.0/0\n",
+		c.PrivateKey[:], c.ListenPort, c.PeerPublicKey[:], c.PresharedKey[:])
 	if c.Role == config.Client {
 		fmt.Fprintf(&b, "endpoint=%s\npersistent_keepalive_interval=%.0f\n", c.Endpoint, c.Keepalive.Seconds())
 	}
