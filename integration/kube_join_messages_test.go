@@ -99,7 +99,7 @@ func testJoinKey(t *testing.T, l *joinLab) {
 	need.NoError(t, rome.gateway.cmd.Process.Signal(syscall.SIGTERM))
 	<-rome.gateway.ended
 	rome.startGateway("gateway-2")
-	rome.podOf("gateway-2")
+	rome.podOf(rome.deployment(), "gateway-2")
 	eventually(t, "another public key", func() error {
 		if now := rome.status("publicKey"); now == before {
 			return fmt.Errorf("it is still %v", now)

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -147,13 +148,13 @@ func (p *peeringLab) kubelet(pod string) {
 			"application/apply-patch+yaml", service, nil))
 	}
 	p.startGateway(pod)
-	p.podOf(pod)
+	p.podOf(p.deployment(), pod)
 }
 
-// podOf makes the Pod in which a gateway of the Deployment would run.
-func (p *peeringLab) podOf(name string) {
+// podOf makes a Pod in which what a Deployment starts would run.
+func (p *peeringLab) podOf(deployment object, name string) {
 	p.t.Helper()
-	d := mustObject(p.t)(p.api.admin.get(p.deployment()))
+	d := mustObject(p.t)(p.api.admin.get(deployment))
 	p.apply(object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"namespace": peeringNamespace, "name": name,
 		"labels": field(d, "spec", "template", "metadata", "labels")},
 		"spec": field(d, "spec", "template", "spec")})
@@ -164,6 +165,9 @@ func (p *peeringLab) deployment() object {
 		"name": "culvert-" + p.remote.name}}
 }
 
+var multiclusterDeployment = object{"apiVersion": "apps/v1", "kind": "Deployment",
+	"metadata": object{"namespace": peeringNamespace, "name": "culvert-multicluster"}}
+
 // roll says of each change of the Deployment and of the DaemonSet that its rollout is complete, as
 // their controllers do in the end.
 func (p *peeringLab) roll() {
@@ -171,7 +175,7 @@ func (p *peeringLab) roll() {
 		"name": "culvert-node"}}
 	// the pace of a stand-in for controllers, until the test ends
 	for ; p.t.Context().Err() == nil; time.Sleep(100 * time.Millisecond) {
-		for _, o := range []object{p.deployment(), set} {
+		for _, o := range []object{p.deployment(), multiclusterDeployment, set} {
 			stored, err := p.api.admin.get(o)
 			generation := field(stored, "metadata", "generation")
 			if err != nil || field(stored, "status", "observedGeneration") == generation {
@@ -304,6 +308,7 @@ func TestKubeJoin(t *testing.T) {
 		l := newJoinLab(t)
 		rome, milan := l.rome, l.milan
 		rome.apply(namespace("milan"))
+		rome.apply(namespace("shop"))
 		milan.apply(namespace("shop"), shop("web", nil, nil))
 		before := [2][]string{rome.everything(t), milan.everything(t)}
 		both := []string{"--context=admin@rome", "--context=admin@milan"}
@@ -354,6 +359,7 @@ func TestKubeJoin(t *testing.T) {
 		t.Run("others apply the same", func(t *testing.T) { testJoinManagers(t, l) })
 		testJoinImports(t, l)
 		t.Run("push", func(t *testing.T) { testJoinPush(t, l) })
+		t.Run("services", func(t *testing.T) { testJoinServices(t, l) })
 		t.Run("leave", func(t *testing.T) { testJoinLeave(t, l, before) })
 		t.Run("messages", func(t *testing.T) { testJoinMessages(t, l) })
 		testJoinImports(t, l)
@@ -487,6 +493,41 @@ func testJoinImports(t *testing.T, l *joinLab) {
 	l.rome.awaitImport("milan", "web-shop", true)
 }
 
+// testJoinServices: culvert join --services shares a namespace, with all that this takes; without
+// the flag that stays, and "none" ends it. At the end, rome has a Service of milan's.
+func testJoinServices(t *testing.T, l *joinLab) {
+	join := []string{"join", "--context=admin@rome", "--context=admin@milan", "--yes"}
+	l.must("nothing is shared there until somebody makes it", append(join, "--services=shop,nowhere")...)
+	l.must("", append(join, "--services=shop")...)
+	labs := []*multiclusterLab{{peeringLab: l.rome}, {peeringLab: l.milan}}
+	shared := func(want any) {
+		t.Helper()
+		for _, m := range labs {
+			got := field(mustObject(t)(m.api.admin.get(m.peering())), "spec", "services")
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s shares %v, want %v", m.name, got, want)
+			}
+		}
+	}
+	shop := object{"export": []any{"shop"}, "import": []any{"shop"}}
+	shared(shop)
+	for _, m := range labs {
+		m.awaitAccount()
+		m.start()
+		m.podOf(multiclusterDeployment, "multicluster-1")
+	}
+	l.milan.apply(shopSlice("web", l.milan.pod(&kubeNodes[0], 5)), serviceExport("web"))
+	rome := labs[0]
+	rome.awaitAddress("web")
+	l.must("shares Services", join...)
+	shared(shop)
+	l.must("of no namespace", append(join, "--services=none")...)
+	shared(nil)
+	rome.awaitNoImport("web")
+	l.must("", append(join, "--services=shop")...)
+	rome.awaitAddress("web")
+}
+
 // testJoinLeave: culvert leave removes everything, although its first run is killed. A cluster that
 // cannot be reached does not keep it from the other one.
 func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
@@ -504,6 +545,15 @@ func testJoinLeave(t *testing.T, l *joinLab, before [2][]string) {
 	rome.controllers()
 	milan.controllers()
 	l.await(again, "admin@milan: done")
+	if _, err := milan.api.admin.get(serviceExport("web")); err == nil {
+		if out := again.output(); !strings.Contains(strings.Join(strings.Fields(out), " "), "admin@milan: the kinds "+
+			"ServiceExport and ServiceImport stay, because there is ServiceExport shop/web") {
+			t.Errorf("milan exports a Service, and its kind goes: %s", out)
+		}
+		need.NoError(t, milan.api.admin.delete(serviceExport("web")))
+		l.must("admin@milan: done", "leave", "--context=admin@milan", "--all", "--yes")
+		need.NoError(t, milan.api.admin.delete(shopSlice("web")))
+	}
 	for i, p := range []*peeringLab{rome, milan} {
 		requireSame(t, p, before[i])
 	}

@@ -35,18 +35,24 @@ func newMulticlusterLab(t *testing.T, p *peeringLab) *multiclusterLab {
 	p.install("--values=" + values)
 	p.masquerade()
 	m := &multiclusterLab{peeringLab: p}
-	for _, right := range []string{"list multicluster.x-k8s.io/serviceexports", "create /services",
-		"create discovery.k8s.io/endpointslices"} {
-		verb, resource, _ := strings.Cut(right, " ")
-		p.api.awaitRight(t, m.account(), verb, resource, "")
-	}
-	p.api.awaitRight(t, m.account(), "list", "culvert.io/peerexports", peeringNamespace)
+	m.awaitAccount()
 	p.startGateway("gateway-1")
 	for i := range kubeNodes {
 		p.startAgent(i)
 	}
 	m.start()
 	return m
+}
+
+// awaitAccount waits until culvert multicluster has its rights.
+func (m *multiclusterLab) awaitAccount() {
+	m.t.Helper()
+	for _, right := range []string{"list multicluster.x-k8s.io/serviceexports", "create /services",
+		"create discovery.k8s.io/endpointslices"} {
+		verb, resource, _ := strings.Cut(right, " ")
+		m.api.awaitRight(m.t, m.account(), verb, resource, "")
+	}
+	m.api.awaitRight(m.t, m.account(), "list", "culvert.io/peerexports", peeringNamespace)
 }
 
 func (m *multiclusterLab) account() string {
@@ -172,6 +178,15 @@ func TestKubeMulticluster(t *testing.T) {
 		milan.awaitEndpoints("web", "milan "+here)
 		address := rome.awaitAddress("web")
 		t.Logf("shop/web is %s in rome and %s in milan", address, milan.awaitAddress("web"))
+		t.Run("shown", func(t *testing.T) {
+			for m, want := range map[*multiclusterLab]string{rome: "shop/web " + address + " – milan 1",
+				milan: " rome milan 1"} {
+				out := m.client.run(os.Getenv(binaryEnv), "services", "--kubeconfig="+m.api.kubeconfig(adminToken))
+				if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
+					t.Errorf("culvert services in %s: %s, want %q", m.name, out, want)
+				}
+			}
+		})
 		t.Run("used", func(t *testing.T) {
 			client := rome.pod(&kubeNodes[1], 5)
 			rome.nodes[1].feed(fmt.Sprintf(

@@ -5,6 +5,7 @@
 //	culvert join --context NAME --context NAME... --push REF | --image IMAGE
 //	culvert invite | accept FILE
 //	culvert verify --context NAME --context NAME...
+//	culvert services --context NAME...
 //	culvert leave --context NAME --peer NAME | --all
 //	culvert kube template
 //	culvert image push REF | save FILE | load

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ type joiner struct {
 	packed                          *image.Image // this program; nil without --push
 	podCIDRs, serviceCIDRs, avoided []string
 	importing, valued               []string
+	services                        string
 	yes                             bool
 }
 
@@ -70,6 +72,8 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 		"exports, which has to be there (default: as it is, or none)")
 	flags.StringVar(&j.Admit, "admit", "", "`WHAT` each cluster lets the other open connections to: all, or exports "+
 		"alone (default: as it is, or all)")
+	flags.StringVar(&j.services, "services", "", "`NAMESPACE`,... whose ServiceExports the clusters share, or all, or "+
+		"none (default: as it is, or none); installs culvert multicluster")
 	flags.StringArrayVar(&j.valued, "values", nil,
 		"`"+of+"FILE` with values of the chart, such as image pull secrets (default: those of the last time)")
 	flags.StringArrayVar(&j.podCIDRs, "pod-cidr", nil, "`"+of+"CIDR` of pods, if it is not found; may be repeated")
@@ -77,6 +81,7 @@ func (j *joiner) addInstall(cmd *cobra.Command, of string) {
 		"`"+of+"CIDR` of Services, if it is not found; may be repeated")
 	flags.StringArrayVar(&j.avoided, "avoid", nil, "`CIDR` that nothing that is chosen may overlap; may be repeated")
 	cli.FlagValues(cmd, "admit", "all", "exports")
+	cli.FlagValues(cmd, "services", "all", "none")
 }
 
 func (j *joiner) addExpose(cmd *cobra.Command) {
@@ -101,6 +106,9 @@ func (j *joiner) check(single bool) error {
 	}
 	if j.Admit != "" {
 		e.OneOf("--admit", configfile.Scalar(j.Admit), "all", "exports")
+	}
+	if j.services != "" {
+		j.Services = sharedNamespaces(e, j.services)
 	}
 	if j.Endpoint != "" {
 		if fault := peering.CheckEndpoint(j.Endpoint); fault != "" {
@@ -128,6 +136,29 @@ func (j *joiner) check(single bool) error {
 		return fmt.Errorf("--push: %w", err)
 	}
 	return nil
+}
+
+// sharedNamespaces parses the value of --services.
+func sharedNamespaces(e *configfile.Errors, text string) []string {
+	switch text {
+	case "all":
+		return []string{"*"}
+	case "none":
+		return []string{}
+	}
+	var all []string
+	for name := range strings.SplitSeq(text, ",") {
+		switch {
+		case name == "all" || name == "none" || name == "*":
+			e.Add("--services", "%q: want all, none, or names of namespaces with commas", text)
+			return nil
+		case !peering.IsNamespace(name):
+			e.Add("--services", "%q is no name of a namespace: want small letters, digits and dashes", name)
+		case !slices.Contains(all, name):
+			all = append(all, name)
+		}
+	}
+	return all
 }
 
 // checkWishes parses the flags whose values name a cluster, unless there is only one.

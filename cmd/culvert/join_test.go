@@ -16,6 +16,7 @@ import (
 	"culvert/integration/need"
 	"culvert/kube/join"
 	"culvert/kube/join/terms"
+	"culvert/kube/multicluster"
 	"culvert/kube/peering"
 )
 
@@ -28,6 +29,9 @@ func TestJoinFlags(t *testing.T) {
 		"--pod-cidr rome=fd00::/64":                             `--pod-cidr: "fd00::/64" is no IPv4 CIDR`,
 		"--pod-cidr rome=127.0.0.0/8":                           "--pod-cidr: 127.0.0.0/8 has addresses that routers do not forward to",
 		"--push x.example/a --image x":                          "--push: it makes the image that --image names: give one of the two",
+		"--services all,shop":                                   `--services: "all,shop": want all, none, or names of namespaces with commas`,
+		"--services Shop":                                       `--services: "Shop" is no name of a namespace: want small letters, digits and dashes`,
+		"--services shop,":                                      `--services: "" is no name of a namespace`,
 		"--values " + write(t, ""):                              `values.yaml": want NAME=FILE with the name of a cluster`,
 		"--values rome=/nowhere/values.yaml":                    "--values: /nowhere/values.yaml: no such file or directory",
 		"--values rome=" + write(t, "agents: {toleration: []}"): "values.yaml:1:10: agents.toleration: no such field; did you mean tolerations?",
@@ -95,6 +99,39 @@ turin with rome (context admin@turin, Kubernetes 1.36.0, 3 nodes), Client:
 pods 10.0.0.0/16
 `; fold(out.String()) != want {
 		t.Errorf("%s\nwant\n%s", out, want)
+	}
+}
+
+// TestServicesPrints: of each cluster a line for each name, which fits into 100 columns, and then
+// what is wrong, without what a terminal would obey.
+func TestServicesPrints(t *testing.T) {
+	v := []viewed{{"admin@rome", &multicluster.View{Cluster: "rome", Notes: []string{"Peering milan: no"},
+		Services: []multicluster.Viewed{
+			{Name: "shop/web", Type: "ClusterSetIP", Addresses: []string{"10.96.123.234"}, To: []string{"milan", "turin"},
+				Clusters: []multicluster.Counted{{Cluster: "milan", Ready: 2, All: 3}, {Cluster: "rome"},
+					{Cluster: "turin", Ready: 100, All: 100}}},
+			{Name: "mcs-conformance-123/hello", Type: "Headless", Notes: []string{"wait\x1b[2J"},
+				Clusters: []multicluster.Counted{{Cluster: "rome", Ready: 1, All: 1}}},
+		}}}, {"x", &multicluster.View{Services: []multicluster.Viewed{}, Notes: []string{"no cluster"}}}}
+	page := &cli.Page{Columns: 100}
+	need.NoError(t, printViews(page, v))
+	const want = `rome (context admin@rome):
+NAME ADDRESS EXPORTED TO ENDPOINTS READY
+shop/web 10.96.123.234 milan,turin milan 2 of 3, rome 0, turin 100
+mcs-conformance-123/hello headless – rome 1
+Peering milan: no
+mcs-conformance-123/hello: wait�[2J
+
+a cluster (context x):
+no cluster
+`
+	if got := fold(page.String()); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	for line := range strings.Lines(page.String()) {
+		if n := utf8.RuneCountInString(line) - 1; n > page.Columns {
+			t.Errorf("%d columns: %s", n, line)
+		}
 	}
 }
 

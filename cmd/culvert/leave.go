@@ -131,6 +131,9 @@ func (j *joiner) leaveOne(s leaving, peer string) (err error) {
 	} else {
 		j.say("%s: done", s.context)
 	}
+	if kept := s.Kept(); kept != "" {
+		j.say("%s: %s", s.context, kept)
+	}
 	for _, name := range s.names {
 		if !slices.ContainsFunc(j.contexts, func(context string) bool { return terms.NameOf(context) == name }) {
 			j.say("%s keeps its end until culvert leave --peer runs there, with the name of this cluster", name)

@@ -32,7 +32,7 @@ func kubeCommands() []*cobra.Command {
 	cmd.AddCommand(newLiqoTemplateCommand(), newLiqoCheckCommand())
 	return []*cobra.Command{cmd, newKubeCommand(), newJoinCommand(), newInviteCommand(), newAcceptCommand(),
 		newLeaveCommand(),
-		newVerifyCommand(), newImageCommand(), newMulticlusterCommand(), newProbeCommand()}
+		newVerifyCommand(), newImageCommand(), newMulticlusterCommand(), newServicesCommand(), newProbeCommand()}
 }
 
 // An operator reads from a cluster with the user's permissions.

@@ -38,6 +38,7 @@ type Cluster struct {
 	http   *http.Client
 	host   string
 	owner  string // who has installed what leaving has left
+	kept   string // why leaving has left what Install has made
 
 	mu   sync.Mutex
 	done map[string]func() (*unstructured.Unstructured, error) // +checklocks:mu
@@ -45,6 +46,9 @@ type Cluster struct {
 
 // Owner returns who has installed what Leave or LeaveAll has not removed; "" if nothing is left.
 func (c *Cluster) Owner() string { return c.owner }
+
+// Kept returns what LeaveAll has left of what Install has made, and why; "" if nothing is left.
+func (c *Cluster) Kept() string { return c.kept }
 
 // New returns a Cluster. It sends no request yet.
 func New(c *rest.Config) (*Cluster, error) {

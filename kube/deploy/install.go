@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
 	"culvert/kube/objects"
 	"culvert/kube/peering"
@@ -37,7 +38,11 @@ func InstallRights() []Right {
 
 // Parts returns the objects of one Peering's end, and those that every peering needs.
 func Parts(g *manifests.Gateway) ([]*unstructured.Unstructured, error) {
-	all, err := Objects(manifests.Common(g.Image, g.Values) + "\n---\n" + g.YAML())
+	values := g.Values
+	if g.Multicluster {
+		values = values.WithMulticluster()
+	}
+	all, err := Objects(manifests.Common(g.Image, values) + "\n---\n" + g.YAML())
 	if g.Values != nil {
 		all = append(all, newValues(g.Values.Text()))
 	}
@@ -64,7 +69,7 @@ type Plan struct {
 	// who else installs culvert there, such as Helm: nothing of theirs is changed, and nothing is
 	// added; "" = nobody
 	Owner   string
-	Kept    []string // labels of others, which stay
+	Kept    []terms.Line // what others have made or set, which stays
 	all     []*unstructured.Unstructured
 	surplus []*unstructured.Unstructured // what earlier values have switched on, and these have not
 	g       *manifests.Gateway
@@ -95,9 +100,7 @@ func (c *Cluster) surplus(ctx context.Context, g *manifests.Gateway, wanted []*u
 			continue
 		}
 		stored, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
-		if err == nil && slices.ContainsFunc(stored.GetManagedFields(), func(f metav1.ManagedFieldsEntry) bool {
-			return f.Manager == manager && f.Operation == metav1.ManagedFieldsOperationApply
-		}) {
+		if err == nil && applied(stored) {
 			left = append(left, u)
 		}
 	}
@@ -113,9 +116,16 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{g: g, all: all}
+	p := &Plan{g: g}
+	if g.Multicluster {
+		if p.all, err = c.serviceKinds(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	kinds := len(p.all)
+	p.all = append(p.all, all...)
 	dry := []string{metav1.DryRunAll}
-	for _, u := range all {
+	for _, u := range p.all {
 		if u.GetKind() == "Namespace" {
 			if err := c.keepLevel(ctx, u, p); err != nil {
 				return nil, err
@@ -130,13 +140,17 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 				"leave %s out", u.GetKind(), nameOf(u))
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
+			return nil, refused(u, err)
 		}
 		if err == nil {
 			p.Owner = cmp.Or(p.Owner, ownerOf(stored))
 		}
 	}
 	if p.Owner != "" {
+		if kinds > 0 {
+			p.Kept = append(p.Kept, terms.Line{What: "missing", Value: "ServiceExport and ServiceImport",
+				Source: "make these kinds: culvert multicluster crds | kubectl apply -f -"})
+		}
 		p.all = nil
 	} else {
 		p.surplus = c.surplus(ctx, g, all)
@@ -153,6 +167,15 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 		return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
 	}
 	return p, nil
+}
+
+// refused is the error for an object that the API server does not take.
+func refused(u *unstructured.Unstructured, err error) error {
+	if apierrors.IsForbidden(err) && u.GetName() == multicluster {
+		return fmt.Errorf("--services: culvert multicluster needs rights that you have not and so may not give; ask an "+
+			"administrator of the cluster: apply %s: %w", nameOf(u), err)
+	}
+	return fmt.Errorf("apply %s: %w", nameOf(u), err)
 }
 
 // levelLabel is the label of a namespace that says which pods its Pod Security lets in.
@@ -175,7 +198,8 @@ func (c *Cluster) keepLevel(ctx context.Context, u *unstructured.Unstructured, p
 		return fmt.Errorf("namespace %s has the label %s=%s, which keeps out the agents, and somebody else has set it; if they may run there: kubectl label --overwrite namespace %[1]s %[2]s=%s",
 			u.GetName(), levelLabel, have, want)
 	default:
-		p.Kept = append(p.Kept, fmt.Sprintf("%s=%s of namespace %s", levelLabel, have, u.GetName()))
+		p.Kept = append(p.Kept, terms.Line{What: "stays", Value: fmt.Sprintf("%s=%s of namespace %s", levelLabel, have,
+			u.GetName()), Source: "somebody else has set it, and gateways fit in"})
 		u.SetLabels(nil)
 	}
 	return nil

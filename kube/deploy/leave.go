@@ -212,6 +212,9 @@ func (c *Cluster) LeaveAll(ctx context.Context, say func(string)) error {
 	if err := c.awaitNoServices(ctx, say); err != nil {
 		return err
 	}
+	if c.kept, err = c.leaveServices(ctx, say); err != nil {
+		return err
+	}
 	agents := slices.DeleteFunc(slices.Clone(all), func(u *unstructured.Unstructured) bool {
 		return u.GetKind() != "DaemonSet"
 	})

@@ -28,7 +28,8 @@ func simulated(t *testing.T, more ...string) (*Cluster, *fake.FakeDynamicClient,
 	t.Helper()
 	kinds := map[schema.GroupVersionResource]string{}
 	for _, r := range []schema.GroupVersionResource{objects.Peerings, objects.ClusterRoleBindings, objects.TunnelNodes,
-		objects.Nodes, objects.Pods, objects.Services, objects.EndpointSlices, objects.Roles, objects.RoleBindings} {
+		objects.Nodes, objects.Pods, objects.Services, objects.EndpointSlices, objects.Roles, objects.RoleBindings,
+		objects.ServiceExports, objects.ServiceImports} {
 		kinds[r] = "List"
 	}
 	client := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
@@ -196,6 +197,43 @@ func TestLeaveWithBait(t *testing.T) {
 			t.Errorf("the import is left: %v", err)
 		}
 	})
+}
+
+// TestLeaveKinds: the kinds of multi-cluster Services go if join has made them, and stay, which is
+// said, while there is an object of them or CoreDNS needs them.
+func TestLeaveKinds(t *testing.T) {
+	kinds := serviceCRDs()
+	for name, c := range map[string]struct {
+		manager, objects, why string
+	}{
+		"ours":    {"culvert", "", ""},
+		"others'": {"kubectl", "", "-"},
+		"an export": {"culvert", "{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceExport, metadata: {name: web, namespace: shop}}",
+			"because there is ServiceExport shop/web; if nobody needs them: kubectl delete crd "},
+		"the zone": {"culvert", "{apiVersion: v1, kind: ConfigMap, metadata: {name: coredns, namespace: kube-system}, " +
+			"data: {Corefile: '.:53 {\n\n kubernetes cluster.local clusterset.local {\n\n  multicluster clusterset.local\n\n }\n\n}'}}",
+			"because the cluster's DNS serves clusterset.local and fails without them: take the zone out of the Corefile first; "},
+	} {
+		var more []string
+		if c.objects != "" {
+			more = append(more, c.objects)
+		}
+		cluster, client, _ := simulated(t, more...)
+		for _, u := range kinds {
+			u.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: c.manager,
+				Operation: metav1.ManagedFieldsOperationApply}})
+			need.NoError(t, client.Tracker().Create(resourceOf(u), u.DeepCopy(), ""))
+		}
+		why, err := cluster.leaveServices(t.Context(), func(string) {})
+		if err != nil || !strings.Contains(why, strings.TrimPrefix(c.why, "-")) || c.why == "-" && why != "" {
+			t.Errorf("%s: %q, %v; want %q", name, why, err, c.why)
+		}
+		for _, u := range kinds {
+			if _, err := client.Tracker().Get(resourceOf(u), "", u.GetName()); (err == nil) != (c.why != "") {
+				t.Errorf("%s: %s: %v", name, nameOf(u), err)
+			}
+		}
+	}
 }
 
 // TestLeaveAwaitsGateway: a gateway uses its rights until its pod has ended, so that these go

@@ -122,13 +122,83 @@ func TestRehearse(t *testing.T) {
 			continue
 		}
 		need.NoError(t, cluster.Install(t.Context(), p))
-		if p.Owner != c.owner || strings.Join(p.Kept, ", ") != c.kept || (*writes > 0) != c.installs {
-			t.Errorf("%s: owner %q, kept %q, %d writes", name, p.Owner, p.Kept, *writes)
+		if p.Owner != c.owner || kept(p) != c.kept || (*writes > 0) != c.installs {
+			t.Errorf("%s: owner %q, kept %q, %d writes", name, p.Owner, kept(p), *writes)
 		}
 		if carries := slices.ContainsFunc(p.all, func(u *unstructured.Unstructured) bool {
 			return u.GetKind() == "Namespace" && u.GetName() == "culvert" && u.GetLabels()[levelLabel] == "restricted"
 		}); carries != c.carries {
 			t.Errorf("%s: the level is applied: %t", name, carries)
+		}
+	}
+}
+
+// kept returns what others have made or set, by name.
+func kept(p *Plan) string {
+	var all []string
+	for _, l := range p.Kept {
+		all = append(all, l.Value)
+	}
+	return strings.Join(all, ", ")
+}
+
+// TestServiceKinds: culvert multicluster comes with its kinds, unless others have made them. Theirs
+// stay, if they do.
+func TestServiceKinds(t *testing.T) {
+	kind := func(name, rest string) string {
+		return "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: " + name +
+			".multicluster.x-k8s.io" + rest + "}}"
+	}
+	const own = ", managedFields: [{manager: culvert, operation: Apply}]"
+	spec := func(version string) string {
+		return "}, spec: {versions: [{name: " + version + ", served: true}]"
+	}
+	const both = "serviceexports.multicluster.x-k8s.io, serviceimports.multicluster.x-k8s.io"
+	for name, c := range map[string]struct {
+		objects              []string
+		refused              string // a ClusterRole
+		applied, kept, fails string
+	}{
+		"nothing is there": {applied: both},
+		"ours": {objects: []string{kind("serviceexports", own+spec("v1alpha1")), kind("serviceimports",
+			own+spec("v1alpha1"))}, applied: both},
+		"one of somebody else": {objects: []string{kind("serviceexports", spec("v1beta1"))},
+			applied: "serviceimports.multicluster.x-k8s.io",
+			kept:    "CustomResourceDefinition serviceexports.multicluster.x-k8s.io"},
+		"an old one": {objects: []string{kind("serviceimports", spec("v1alpha1"))},
+			fails: "--services: CustomResourceDefinition serviceimports.multicluster.x-k8s.io is there and does not serve v1beta1; "},
+		"Helm": {objects: []string{"{apiVersion: apps/v1, kind: Deployment, metadata: {name: culvert-multicluster, " +
+			"namespace: culvert, annotations: {meta.helm.sh/release-name: culvert}}}"},
+			kept: "ServiceExport and ServiceImport"},
+		"no rights": {refused: "culvert-multicluster", fails: "--services: culvert multicluster needs rights that you " +
+			"have not and so may not give; ask an administrator of the cluster: apply ClusterRole culvert-multicluster: "},
+		"no rights at all": {refused: "culvert-gateway", fails: "apply ClusterRole culvert-gateway: "},
+	} {
+		cluster, _ := applying(t, "", c.objects...)
+		cluster.client.(*fake.FakeDynamicClient).PrependReactor("patch", "clusterroles",
+			func(a kubetesting.Action) (bool, runtime.Object, error) {
+				refused := a.(kubetesting.PatchActionImpl).Name == c.refused
+				return refused, nil, apierrors.NewForbidden(schema.GroupResource{}, c.refused, nil)
+			})
+		g := anyGateway("milan")
+		g.Multicluster = true
+		p, err := cluster.Rehearse(t.Context(), g, wanted(), nil)
+		if (err == nil) != (c.fails == "") || err != nil && !strings.HasPrefix(err.Error(), c.fails) {
+			t.Errorf("%s: %v, want %q", name, err, c.fails)
+		}
+		if err != nil {
+			continue
+		}
+		var applied []string
+		runs := false
+		for _, u := range p.all {
+			if strings.HasSuffix(u.GetName(), ".multicluster.x-k8s.io") {
+				applied = append(applied, u.GetName())
+			}
+			runs = runs || u.GetKind() == "Deployment" && u.GetName() == "culvert-multicluster"
+		}
+		if strings.Join(applied, ", ") != c.applied || kept(p) != c.kept || runs != (p.Owner == "") {
+			t.Errorf("%s: applies %q, keeps %q, the Deployment: %t", name, applied, kept(p), runs)
 		}
 	}
 }

@@ -99,31 +99,41 @@ func rolled(u *unstructured.Unstructured) string {
 // run; "" if they do. The error is a StuckError if a pod cannot start.
 func (c *Cluster) Trouble(ctx context.Context, name string) (why string, err error) {
 	for _, of := range ofPeering(name) {
-		none := true
-		stuck := error(nil)
-		err := c.each(ctx, objects.Pods, of.namespace, of.labels, func(u *unstructured.Unstructured) {
-			if u.GetDeletionTimestamp() != nil {
-				return
-			}
-			none = false
-			text, cannot := podTrouble(u)
-			if text == "" {
-				return
-			}
-			text = fmt.Sprintf("pod %s/%s: %s", of.namespace, u.GetName(), text)
-			why = cmp.Or(why, text)
-			if cannot && stuck == nil {
-				stuck = &StuckError{text}
-			}
-		})
-		switch {
-		case err != nil:
+		text, err := c.trouble(ctx, of)
+		if err != nil {
 			return "", err
-		case stuck != nil:
-			return "", stuck
-		case none && why == "":
-			why = "there is no pod in " + of.namespace + " yet"
 		}
+		why = cmp.Or(why, text)
+	}
+	return why, nil
+}
+
+// trouble is Trouble for one set of pods.
+func (c *Cluster) trouble(ctx context.Context, of podSet) (why string, err error) {
+	none := true
+	stuck := error(nil)
+	err = c.each(ctx, objects.Pods, of.namespace, of.labels, func(u *unstructured.Unstructured) {
+		if u.GetDeletionTimestamp() != nil {
+			return
+		}
+		none = false
+		text, cannot := podTrouble(u)
+		if text == "" {
+			return
+		}
+		text = fmt.Sprintf("pod %s/%s: %s", of.namespace, u.GetName(), text)
+		why = cmp.Or(why, text)
+		if cannot && stuck == nil {
+			stuck = &StuckError{text}
+		}
+	})
+	switch {
+	case err != nil:
+		return "", err
+	case stuck != nil:
+		return "", stuck
+	case none:
+		why = "there is no pod in " + of.namespace + " yet"
 	}
 	return why, nil
 }

@@ -89,6 +89,11 @@ func (c *Cluster) Installed(ctx context.Context, name, imports string) (*manifes
 	} else if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("get Deployment culvert-%s: %w", name, err)
 	}
+	_, err = c.client.Resource(objects.Deployments).Namespace(peering.GatewayNamespace).Get(ctx, multicluster,
+		metav1.GetOptions{})
+	if i.Multicluster = err == nil; err != nil && !apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("get Deployment %s: %w", multicluster, err)
+	}
 	if imports == "" {
 		return i, nil
 	}

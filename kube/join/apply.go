@@ -132,11 +132,13 @@ func (e *End) connected(ctx context.Context) error {
 			return "", err
 		}
 		for _, kind := range []string{peering.Accepted, peering.NodesReady, peering.Connected} {
-			i := slices.IndexFunc(status.Conditions, func(c *peering.Condition) bool { return c.Type == kind })
-			if i < 0 || status.Conditions[i].Status != "True" {
+			if c := status.Condition(kind); c == nil || c.Status != "True" {
 				why, err := e.cluster.Trouble(ctx, e.Spec.Peer)
 				return kind + ": " + cmp.Or(why, status.Message, "the gateway is starting"), err
 			}
+		}
+		if e.wants.Multicluster {
+			return e.cluster.MulticlusterRolled(ctx)
 		}
 		return "", nil
 	})

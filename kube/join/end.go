@@ -13,6 +13,7 @@ import (
 	"culvert/kube/deploy"
 	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
+	"culvert/kube/mcs"
 	"culvert/kube/peering"
 )
 
@@ -103,9 +104,76 @@ func (e *End) decide() error {
 	case "exports":
 		e.Spec.Admit = "Exports"
 	}
+	if err := e.share(); err != nil {
+		return err
+	}
 	e.explain(named.Imports)
 	if e.Spec.Role == "Server" && e.wants.Expose == "NodePort" && o.Endpoint == "" && !e.Found.Address.IsValid() {
 		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
+	}
+	return nil
+}
+
+// share decides which namespaces' Services the clusters share, and whether culvert multicluster
+// runs. Where it does, it stays: another Peering may need it.
+func (e *End) share() error {
+	if all := e.options.Services; all != nil {
+		e.Spec.Services = peering.SpecServices{}
+		if len(all) > 0 {
+			e.Spec.Services = peering.SpecServices{Export: slices.Clone(all), Import: slices.Clone(all)}
+		}
+	}
+	on, said := e.wants.Values.Multicluster()
+	if said && !on && len(e.options.Services) > 0 {
+		return errors.New("--services: culvert multicluster does that, and the values say multicluster.enabled: false; " +
+			"leave that out of the file of --values")
+	}
+	e.wants.Multicluster = on || !said && (e.had.Multicluster || shares(e.Spec))
+	return nil
+}
+
+// shares reports whether a Peering shares Services.
+func shares(s *peering.Spec) bool { return len(s.Services.Export)+len(s.Services.Import) > 0 }
+
+// explainServices adds what is shared to the lines, and what keeps it from being used.
+func (e *End) explainServices(ctx context.Context) error {
+	of := func(all []string) string {
+		switch {
+		case len(all) == 0:
+			return "no namespace"
+		case slices.Contains(all, "*"):
+			return "all namespaces but kube-*"
+		}
+		return strings.Join(all, ", ")
+	}
+	s, source := e.Spec.Services, "as it is"
+	if e.options.Services != nil {
+		source = "--services"
+	} else if !shares(e.Spec) {
+		return nil
+	}
+	value := "of " + of(s.Export)
+	if !slices.Equal(s.Export, s.Import) {
+		value = "exports of " + of(s.Export) + "; imports into " + of(s.Import)
+	}
+	e.line("shares Services", value, source)
+	if !shares(e.Spec) {
+		return nil
+	}
+	missing, err := e.cluster.Lacks(ctx, slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(
+		slices.Concat(s.Export, s.Import)))), func(name string) bool { return name == "*" }))
+	if err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		e.line("missing", "namespace "+strings.Join(missing, ", "), "nothing is shared there until somebody makes it")
+	}
+	switch corefile := e.cluster.Corefile(ctx); {
+	case corefile == "":
+		e.line("names", "not known", "see that this cluster's DNS serves clusterset.local: docs/multicluster.md, Names")
+	case !mcs.Zone(corefile):
+		e.line("names", "not yet", "no *.svc.clusterset.local in this cluster before ConfigMap kube-system/coredns has it: "+
+			"docs/multicluster.md, Names")
 	}
 	return nil
 }
@@ -184,8 +252,9 @@ func (e *End) rehearse(ctx context.Context) (err error) {
 	if e.plan, err = e.cluster.Rehearse(ctx, e.wants, e.Spec, e.notes("")); err != nil {
 		return err
 	}
-	for _, label := range e.plan.Kept {
-		e.line("stays", label, "somebody else has set it, and gateways fit in")
+	e.Lines = append(e.Lines, e.plan.Kept...)
+	if err := e.explainServices(ctx); err != nil {
+		return err
 	}
 	if e.plan.Owner == "" {
 		return nil

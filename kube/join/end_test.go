@@ -2,6 +2,7 @@ package join
 
 import (
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -117,6 +118,50 @@ func TestDecideAdmission(t *testing.T) {
 		if e.Spec.Admit != c.want || source != c.source {
 			t.Errorf("--admit %q where it is %q: %q by %q, want %q by %q", c.flag, c.had, e.Spec.Admit, source, c.want,
 				c.source)
+		}
+	}
+}
+
+// TestShare: --services decides whose Services the clusters share, in both directions, and without
+// it that stays as it is. Whoever shares runs culvert multicluster, which then stays.
+func TestShare(t *testing.T) {
+	both := func(names ...string) peering.SpecServices {
+		return peering.SpecServices{Export: names, Import: names}
+	}
+	one := peering.SpecServices{Import: []string{"pay"}}
+	for name, c := range map[string]struct {
+		flag   []string
+		had    peering.SpecServices
+		runs   bool // culvert multicluster does already
+		values string
+		want   peering.SpecServices
+		on     bool
+		fails  string
+	}{
+		"nothing":              {},
+		"given":                {flag: []string{"shop", "pay"}, want: both("shop", "pay"), on: true},
+		"given anew":           {flag: []string{"*"}, had: one, want: both("*"), on: true},
+		"as it is":             {had: one, want: one, on: true},
+		"none":                 {flag: []string{}, had: both("*"), runs: true, on: true},
+		"another's":            {runs: true, on: true},
+		"by the values":        {values: "multicluster: {enabled: true}", on: true},
+		"others run it":        {had: one, values: "multicluster: {enabled: false}", want: one},
+		"not by the values":    {runs: true, values: "multicluster: {enabled: false}"},
+		"against the values":   {flag: []string{"*"}, values: "multicluster: {enabled: false}", fails: "--services: "},
+		"by values of a copy":  {had: one, values: "multicluster: {replicas: 3}", want: one, on: true},
+		"none, not the values": {flag: []string{}, had: one, values: "multicluster: {enabled: false}"},
+	} {
+		values, err := manifests.ReadValues("", []byte(c.values))
+		need.NoError(t, err)
+		s := &Site{options: &Options{Services: c.flag}, wishes: &Wishes{Values: values}, Found: &terms.Cluster{}}
+		e := &End{Site: s, Spec: &peering.Spec{Peer: "milan", Role: "Client", Services: c.had},
+			had: &manifests.Gateway{Peering: "milan", Image: "old", Multicluster: c.runs}}
+		if err = e.decide(); (err == nil) != (c.fails == "") || err != nil && !strings.HasPrefix(err.Error(), c.fails) {
+			t.Errorf("%s: %v, want %q", name, err, c.fails)
+		}
+		if err == nil && (!reflect.DeepEqual(e.Spec.Services, c.want) || e.wants.Multicluster != c.on) {
+			t.Errorf("%s: %+v, culvert multicluster %t; want %+v, %t", name, e.Spec.Services, e.wants.Multicluster,
+				c.want, c.on)
 		}
 	}
 }

@@ -26,6 +26,7 @@ type Options struct {
 	Image    string         // of culvert; "": the one that is installed
 	Archs    []string       // for which Image is about to be pushed; nil: it is there
 	Admit    string         // all or exports: what peers may open connections to; "": as it is, or all
+	Services []string       // namespaces that clusters share, or "*"; nil: as they are; empty: none
 	Replicas int            // pods of each gateway; 0: as it is, or 1
 	Expose   string         // type of a Server's Service; "": as it is, or what the cluster has
 	Endpoint string         // by which the Client reaches the Server; "": that of its Service

@@ -140,6 +140,8 @@ type Gateway struct {
 	Imports  string // namespace for the peer's exports, where the gateway gets rights; "" for none
 	Replicas int
 	Values   *Values // the options of its objects
+	// Multicluster says that culvert multicluster runs in the cluster, whatever Values say.
+	Multicluster bool
 }
 
 // Changes returns the values of the chart that make an installation this one; "" if it is.
@@ -147,6 +149,9 @@ func (g *Gateway) Changes(had *Gateway) string {
 	var all []string
 	if g.Image != had.Image {
 		all = append(all, "image: "+g.Image)
+	}
+	if g.Multicluster && !had.Multicluster {
+		all = append(all, "multicluster: {enabled: true}")
 	}
 	if g.Expose != had.Expose || g.Replicas != had.Replicas || g.Imports != had.Imports {
 		one := "peerings: [{name: " + g.Peering + ", expose: " + g.Expose

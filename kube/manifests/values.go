@@ -108,6 +108,27 @@ func (v *Values) Names() []string {
 	return slices.Sorted(maps.Keys(v.fields))
 }
 
+// Multicluster reports whether the values switch culvert multicluster on; said is false if they say
+// nothing of it.
+func (v *Values) Multicluster() (on, said bool) {
+	on, said = v.at(multicluster + ".enabled").(bool)
+	return on, said
+}
+
+// WithMulticluster returns the values with culvert multicluster switched on, and the same Text.
+func (v *Values) WithMulticluster() *Values {
+	with := &Values{file: v.Text(), fields: map[string]any{}}
+	part := map[string]any{}
+	if v != nil {
+		maps.Copy(with.fields, v.fields)
+		old, _ := v.fields[multicluster].(map[string]any)
+		maps.Copy(part, old)
+	}
+	part["enabled"] = true
+	with.fields[multicluster] = part
+	return with
+}
+
 // Image returns the image with its digest; "" if the values name none.
 func (v *Values) Image() string {
 	image, digest := v.text("image"), v.text("digest")

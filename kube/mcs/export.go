@@ -26,6 +26,19 @@ const (
 	LabelCluster = "multicluster.kubernetes.io/source-cluster"
 )
 
+// ClusterSet is the zone of the names of multi-cluster Services.
+const ClusterSet = "clusterset.local"
+
+// Zone reports whether a Corefile makes CoreDNS serve the zone.
+func Zone(corefile string) bool {
+	for line := range strings.Lines(corefile) {
+		if words := strings.Fields(line); len(words) > 1 && words[0] == "multicluster" {
+			return slices.Contains(words, ClusterSet)
+		}
+	}
+	return false
+}
+
 // LabelManaged is the label of all objects that culvert multicluster makes; others are left as they
 // are.
 const LabelManaged = "culvert.io/multicluster"

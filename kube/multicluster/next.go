@@ -51,7 +51,7 @@ func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault 
 	of := s.imports[name]
 	switch foreign := of != nil && !managed(of); {
 	case foreign && len(all) > 0:
-		return nil, fmt.Sprintf("ServiceImport %s: another one is there that culvert has not made; delete it", name)
+		return nil, notOurs(name)
 	case foreign:
 		return s.remove(name, nil, nil), ""
 	case len(all) == 0 && s.waits(name):
@@ -95,6 +95,11 @@ func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault 
 		return &Write{Verb: "update status", Resource: objects.ServiceImports, Object: next}, ""
 	}
 	return nil, ""
+}
+
+// notOurs says that somebody else has made a ServiceImport.
+func notOurs(name types.NamespacedName) string {
+	return fmt.Sprintf("ServiceImport %s: another one is there that culvert has not made; delete it", name)
 }
 
 // waits reports whether a name without offers has endpoints of a peer that has not been heard yet.

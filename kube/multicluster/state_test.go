@@ -356,6 +356,66 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+// TestView: for each name people see who exports it and to whom, how many endpoints there are, and
+// what is wrong. Without any name they see what to do first.
+func TestView(t *testing.T) {
+	w := rome(t)
+	w.export("web", "{clusterIP: 10.96.3.3, sessionAffinity: None, "+webPorts+"}", 5, "10.244.3.3")
+	w.export("name", "{type: ExternalName, externalName: a.example}", 5)
+	w.imports[types.NamespacedName{Namespace: "shop", Name: "mine"}] = object(t,
+		"metadata: {name: mine, namespace: shop}\nspec: {type: Headless, ports: []}")
+	empty := fmt.Sprintf(web, 1, "")
+	other := func(replace ...string) string { return strings.NewReplacer(replace...).Replace(empty) }
+	w.hear("milan", fmt.Sprintf(web, 9, "{ip: 10.244.1.5}, {ip: 10.244.1.6, state: notReady}")+", "+
+		other("name: web", "name: db", "ClusterSetIP", "Headless", "namespace: shop", "namespace: pay", "addresses: []",
+			"addresses: [{ip: 10.244.1.7}]"))
+	w.hear("turin", other("port: 80}", "port: 81}")+", "+other("namespace: shop", "namespace: nowhere", "name: web",
+		"name: far")+", "+other("name: web", "name: mine"))
+	w.exports[types.NamespacedName{Namespace: "shop", Name: "web"}].Peers = []string{"milan"}
+	v := w.view("")
+	var lines []string
+	for _, s := range v.Services {
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s %s %d %v %v %s", s.Name, s.Type, len(s.Addresses), s.To,
+			s.Clusters, strings.Join(s.Notes, "; "))))
+	}
+	want := []string{
+		"nowhere/far ClusterSetIP 0 [] [{turin 0 0}] is not imported: this cluster has no namespace nowhere",
+		"pay/db Headless 0 [] [{milan 1 1}]",
+		"shop/mine ClusterSetIP 0 [] [{turin 0 0}] ServiceImport shop/mine: another one is there that culvert has not made; " +
+			"delete it",
+		"shop/name  0 [] [] is not exported: spec.type: ExternalName is a name without endpoints",
+		"shop/web ClusterSetIP 1 [milan] [{milan 0 0} {rome 0 0} {turin 0 0}] PortConflict: turin has port http 81/TCP, " +
+			"which has the oldest export; milan, rome differs (2 of 3 clusters)",
+	}
+	if !slices.Equal(lines, want) {
+		t.Errorf("%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
+	w.hear("turin", "")
+	if all := w.view("").Services; fmt.Sprint(all[len(all)-1].Clusters) != "[{milan 1 2} {rome 1 1}]" {
+		t.Errorf("%+v", all)
+	}
+	for want, of := range map[string]func(w *world) *View{
+		"it is joined with no cluster: culvert join": func(w *world) *View { return NewState().view("") },
+		"nothing is exported. To export ":            func(w *world) *View { return w.view("") },
+		"it has no kind ServiceExport: ":             func(w *world) *View { return w.view(setExports) },
+		"no Peering shares a namespace: ": func(w *world) *View {
+			for i, name := range []string{"milan", "turin"} {
+				w.peering(name, strings.ReplaceAll(fmt.Sprintf(peeringText, name, i+1), `["*"]`, "[]"))
+			}
+			return w.view("")
+		},
+		"Peering milan: Imported: does it run?": func(w *world) *View {
+			w.peerings["milan"].Status.Conditions = []*peering.Condition{{Type: peering.Imported, Status: "False",
+				Message: "does it run?"}}
+			return w.view("")
+		},
+	} {
+		if v := of(rome(t)); len(v.Notes) == 0 || !strings.HasPrefix(v.Notes[0], want) {
+			t.Errorf("%q, want %q", v.Notes, want)
+		}
+	}
+}
+
 // TestSilence: as long as nothing has been heard of a peer, what is here of it stays; a Peering
 // that is deleted takes it away.
 func TestSilence(t *testing.T) {

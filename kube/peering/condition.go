@@ -23,6 +23,15 @@ const (
 	OneGateway = "OneGateway"
 )
 
+// Condition returns the condition of a type; nil: there is none.
+func (s *Status) Condition(kind string) *Condition {
+	i := slices.IndexFunc(s.Conditions, func(c *Condition) bool { return c != nil && c.Type == kind })
+	if i < 0 {
+		return nil
+	}
+	return s.Conditions[i]
+}
+
 // ElectRemedy is what to do about gateways that do not elect the one that forwards.
 const ElectRemedy = "apply the manifest of culvert kube template, with which they do, or run one pod"
 

@@ -270,11 +270,14 @@ func (p *Peering) read(s *Spec) {
 
 func (p *Peering) namespaces(field string, all []string) {
 	for i, name := range all {
-		if name != allNamespaces && (!dnsLabel.MatchString(name) || len(name) > maxLabel) {
+		if name != allNamespaces && !IsNamespace(name) {
 			p.add(fmt.Sprintf("%s[%d]", field, i), "%q is neither a namespace nor *, which is all", name)
 		}
 	}
 }
+
+// IsNamespace reports whether a namespace can have a name.
+func IsNamespace(name string) bool { return dnsLabel.MatchString(name) && len(name) <= maxLabel }
 
 func (p *Peering) checkEndpoint() {
 	if p.Endpoint == "" {
