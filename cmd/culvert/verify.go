@@ -29,7 +29,7 @@ func newVerifyCommand() *cobra.Command {
 			"what to do. Pods of culvert's own image ask each other from node to node around a ring of at most ten " +
 			"nodes of each cluster, with the image of the gateway: TCP, UDP, the largest packet, 10 MiB there and " +
 			"back, a NodePort, an exported Service by its name where spec.imports of a Peering names a namespace for " +
-			"it, and under which address the far end sees them. They need no privilege, and are in a temporary " +
+			"it, the names of multi-cluster Services, and under which address the far end sees them. They need no privilege, and are in a temporary " +
 			"namespace that is removed in any case.\n\n" +
 			"It asks with your rights in the clusters, and says which are missing. Of three or more clusters, it " +
 			"asks each pair that is joined, and prints one table: how many paths lead from the cluster of the line " +

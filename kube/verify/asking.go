@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"culvert/kube/mcs"
 	"culvert/kube/verify/probe"
 )
 
@@ -148,6 +149,9 @@ func (p *Path) asTarget(n int) probe.Target {
 	}
 	t := probe.Target{Name: fmt.Sprint(n), Address: net.JoinHostPort(cmp.Or(p.host, p.target.String()),
 		fmt.Sprint(port))}
+	if p.Kind == KindName {
+		t.Address, t.Zone = p.host, mcs.ClusterSet
+	}
 	if p.Kind == KindPods {
 		t.MTU, t.Bytes = p.mtu, bulkBytes
 	}

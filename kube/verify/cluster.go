@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"culvert/kube"
+	"culvert/kube/mcs"
 	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
@@ -147,6 +148,7 @@ func (c api) Read(ctx context.Context) (*Snapshot, error) {
 	everything, warnings := metav1.ListOptions{}, metav1.ListOptions{FieldSelector: "type=Warning"}
 	return s, errors.Join(
 		c.list(ctx, objects.Peerings, gateways, everything, into(&s.Peerings, readPeering)),
+		c.readImports(ctx, s),
 		c.list(ctx, objects.Nodes, "", everything, into(&s.Nodes, readNode)),
 		c.list(ctx, objects.TunnelNodes, nodes, everything, into(&s.Tunnels, readTunnel)),
 		c.list(ctx, objects.Deployments, gateways, everything, into(&s.Deployments, readDeployment)),
@@ -158,6 +160,29 @@ func (c api) Read(ctx context.Context) (*Snapshot, error) {
 		c.list(ctx, objects.Events, gateways, warnings, into(&s.Warnings, readWarning)),
 		c.list(ctx, objects.Events, nodes, warnings, into(&s.Warnings, readWarning)),
 	)
+}
+
+// readImports reads what verify needs to judge names, if a Peering imports Services. Who lacks the
+// rights is told, and can verify all else.
+func (c api) readImports(ctx context.Context, s *Snapshot) error {
+	if !slices.ContainsFunc(s.Peerings, func(p *peering.Peering) bool { return len(p.Services.Import) > 0 }) {
+		return nil
+	}
+	if u, err := c.client.Resource(objects.ConfigMaps).Namespace("kube-system").Get(ctx, "coredns",
+		metav1.GetOptions{}); err == nil {
+		s.Corefile, _, _ = unstructured.NestedString(u.Object, "data", "Corefile")
+	}
+	err := kube.Each(ctx, c.client.Resource(objects.ServiceImports),
+		metav1.ListOptions{LabelSelector: mcs.LabelManaged}, into(&s.Imports, readImport))
+	switch {
+	case apierrors.IsNotFound(err):
+		s.NoImports = noKind
+	case apierrors.IsForbidden(err):
+		s.NoImports = "you may not list serviceimports." + objects.ServiceImports.Group
+	case err != nil:
+		return fmt.Errorf("list %s: %w", objects.ServiceImports.Resource, err)
+	}
+	return nil
 }
 
 // runs selects the namespaces of all runs.

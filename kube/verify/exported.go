@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"culvert/gateway/config"
+	"culvert/kube/mcs"
 	"culvert/kube/peering"
 	"culvert/kube/verify/probe"
 )
@@ -47,6 +48,9 @@ func (r *run) exports(ctx context.Context) ([]Path, error) {
 func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err error) {
 	a, b := r.sides[i], r.sides[1-i]
 	namespace := a.Peering.Imports
+	if namespace == "" && len(a.Peering.Services.Import) > 0 { // which is the newer way
+		return nil, "", nil
+	}
 	if namespace == "" {
 		return nil, fmt.Sprintf("spec.imports of Peering %s names no namespace", a.Peering.Metadata.Name), nil
 	}
@@ -160,7 +164,7 @@ func (j *judge) services(a, b *Side) {
 
 // said returns the text of a condition that is not True.
 func said(s *Side, kind string) string {
-	c := s.condition(kind)
+	c := s.Peering.Status.Condition(kind)
 	switch {
 	case c == nil:
 		return fmt.Sprintf("; %s's gateway says nothing of it: is it as new as this culvert?", s.name())
@@ -168,4 +172,88 @@ func said(s *Side, kind string) string {
 		return ""
 	}
 	return fmt.Sprintf("; %s says: %s", s.name(), cmp.Or(c.Message, c.Reason))
+}
+
+// maxNames is how many names of multi-cluster Services each cluster's DNS is asked for.
+const maxNames = 2 * perPod
+
+// names returns the paths by the names of multi-cluster Services: each cluster's DNS is asked for
+// those that the other one exports.
+func (r *run) names() (all []Path) {
+	for i, a := range r.sides {
+		b := r.sides[1-i]
+		if len(a.Peering.Services.Import) == 0 {
+			continue
+		}
+		note := func(format string, args ...any) {
+			r.report.Findings = append(r.report.Findings, Finding{a.name(), false, fmt.Sprintf(format, args...)})
+		}
+		of := slices.DeleteFunc(slices.Clone(a.Imports), func(x Import) bool {
+			return !slices.Contains(x.Clusters, b.name())
+		})
+		switch n := len(of); {
+		case a.NoImports == noKind: // judged later
+		case a.NoImports != "":
+			note("%s: names of multi-cluster Services were not tried", a.NoImports)
+		case n == 0:
+			note("there is no multi-cluster Service of %s: its name was not tried; culvert services says more",
+				b.name())
+		case n > maxNames:
+			note("%d of %d names of multi-cluster Services of %s are tried", maxNames, n, b.name())
+		}
+		for _, x := range of[:min(len(of), maxNames)] {
+			p := r.path(KindName, i, len(r.chosen[i])-1, 1-i, 0)
+			p.host = fmt.Sprintf("%s.%s.svc.%s", x.Name, x.Namespace, mcs.ClusterSet)
+			p.To, p.Want, p.headless = fmt.Sprintf("%s/%s.%s", b.name(), x.Name, x.Namespace), x.Addresses, x.Headless
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// names judges how a cluster gets at the peer's multi-cluster Services. One cause keeps all names
+// from being found.
+func (j *judge) names(s *Side) {
+	if len(s.Peering.Services.Import) == 0 {
+		return
+	}
+	if s.NoImports == noKind {
+		j.wrong(s.name(), "Peering %s shares Services, and %s: culvert join with --services makes it, or culvert "+
+			"multicluster crds | kubectl apply -f -", s.Peering.Metadata.Name, noKind)
+		return
+	}
+	if c := s.Peering.Status.Condition(peering.Imported); c != nil && c.Status == "False" {
+		j.wrong(s.name(), "Services of %s do not come, or not all: %s", s.Peering.Peer, cmp.Or(c.Message, c.Reason))
+	}
+	said := map[string]bool{}
+	for i := range j.paths {
+		p := &j.paths[i]
+		if p.Kind != KindName || p.from != s || said[p.Error] && p.Error != "" || p.empty() {
+			continue
+		}
+		if p.Error == "" && p.Seen != p.Want && p.Want != "" {
+			j.wrong(s.name(), "the cluster's DNS says that %s is %s, and the ServiceImport says %s: who else serves %s?",
+				p.host, p.Seen, p.Want, mcs.ClusterSet)
+		}
+		switch said[p.Error] = true; {
+		case p.Error == "":
+		case p.Error == probe.NoDNS:
+			j.all = append(j.all, Finding{s.name(), false,
+				"pods find no names at all, not even kubernetes.default.svc: names of multi-cluster Services were not tried"})
+		case p.Error == probe.NoZone && mcs.Zone(s.Corefile):
+			j.wrong(s.name(), "the cluster's DNS does not serve %s, although its Corefile says so: CoreDNS does since 1.12.2, and "+
+				"an older one refuses the Corefile; see %s", mcs.ClusterSet,
+				s.kubectl("-n kube-system logs -l k8s-app=kube-dns --tail 20"))
+		case p.Error == probe.NoZone:
+			j.wrong(s.name(), "the cluster's DNS does not serve %s. CoreDNS does since 1.12.2 by two lines of its "+
+				"Corefile, \"kubernetes cluster.local %[1]s in-addr.arpa ip6.arpa {\" and below it \"multicluster %[1]s\": %s",
+				mcs.ClusterSet, s.kubectl("-n kube-system edit configmap coredns"))
+		case p.Error == probe.Failing:
+			j.wrong(s.name(), "the cluster's DNS answers SERVFAIL in %s, and may do so in cluster.local: CoreDNS may not list "+
+				"ServiceImports; give system:coredns the right: docs/multicluster.md, Names", mcs.ClusterSet)
+		default:
+			j.wrong(s.name(), "%s: %s, although there is a ServiceImport: see what CoreDNS says: %s", p.name(), p.Error,
+				s.kubectl("-n kube-system logs -l k8s-app=kube-dns --tail 20"))
+		}
+	}
 }

@@ -250,6 +250,8 @@ func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answ
 	p := Path{From: c.name + "/" + node, fromNode: node, Answer: probe.Answer{Name: to.Name,
 		RTT: 900 * time.Microsecond}}
 	switch {
+	case to.Zone != "":
+		p.Kind, p.To, p.Seen, p.host = KindName, far, "10.96.0.7", to.Address
 	case at.Port() == 30999:
 		p.Kind, p.To, p.Seen = KindNodePort, far, netip.AddrFrom4([4]byte{10, pods + 10, 0, 0}).String()
 	case at.Addr().String() == "10.96.0.99":

@@ -55,6 +55,8 @@ func Judge(a, b *Side, paths []Path) []Finding {
 	j.answers(a, b)
 	j.sources()
 	j.services(a, b)
+	j.names(a)
+	j.names(b)
 	if !unsteady { // then packets get lost, and the network is not to blame
 		j.sizes(a, b)
 		j.rest()
@@ -73,20 +75,9 @@ func (j *judge) wrong(cluster, format string, args ...any) {
 	j.all = append(j.all, Finding{cluster, true, fmt.Sprintf(format, args...)})
 }
 
-// condition returns the Peering's condition of a type; nil: it has none.
-func (s *Side) condition(kind string) *peering.Condition {
-	i := slices.IndexFunc(s.Peering.Status.Conditions, func(c *peering.Condition) bool {
-		return c != nil && c.Type == kind
-	})
-	if i < 0 {
-		return nil
-	}
-	return s.Peering.Status.Conditions[i]
-}
-
 // says returns the text of a condition that is not True; "" = it is True, or has no text.
 func (s *Side) says(kind string) string {
-	if c := s.condition(kind); c != nil && c.Status != "True" {
+	if c := s.Peering.Status.Condition(kind); c != nil && c.Status != "True" {
 		return cmp.Or(c.Message, c.Reason)
 	}
 	return ""

@@ -152,7 +152,7 @@ func (j *judge) sources() {
 	masqueraded := map[*Side]map[string]string{} // by node: the address seen instead
 	for i := range j.paths {
 		p := &j.paths[i]
-		if p.Error != "" || p.Want == "" || p.Seen == p.Want {
+		if p.Error != "" || p.Want == "" || p.Seen == p.Want || p.Kind == KindName {
 			continue
 		}
 		switch {

@@ -149,6 +149,7 @@ const (
 	KindInside   = "inside" // both ends are in one cluster: a fault there is not culvert's
 	KindNodePort = "nodePort"
 	KindService  = "service"
+	KindName     = "name" // of a multi-cluster Service, which DNS is asked for
 )
 
 // seenAs returns the address under which a cluster sees one of its peer's; invalid if it sees it

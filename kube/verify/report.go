@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -44,6 +45,7 @@ type Path struct {
 	target           netip.Addr // address for the asker; invalid: there is none
 	port             int        // port of target; 0: the servers' own
 	host             string     // name by which the target is asked; "": by its address
+	headless         bool       // the name has no address while no pod is ready
 }
 
 // A Finding is one fault, or something worth knowing, in one sentence with its remedy.
@@ -62,14 +64,16 @@ const (
 func (p *Path) judge() {
 	fault := func(format string, args ...any) { p.Faults = append(p.Faults, fmt.Sprintf(format, args...)) }
 	a := &p.Answer
-	if a.Error == probe.NoDNS { // not a fault of culvert
+	if a.Error == probe.NoDNS || p.empty() { // not a fault of culvert
 		return
 	}
 	if a.Error != "" {
 		fault("%s", a.Error)
 		return
 	}
-	if p.Want != "" && a.Seen != p.Want {
+	if p.Kind == KindName && p.Want != "" && a.Seen != p.Want {
+		fault("DNS says %s", a.Seen)
+	} else if p.Want != "" && a.Seen != p.Want {
 		fault("the far end sees %s", a.Seen)
 	}
 	if u := a.UDP; u != nil && u.Answered < u.Sent-fewDatagrams {
@@ -86,6 +90,11 @@ func (p *Path) judge() {
 	if a.Bulk != nil && a.Bulk.Error != "" {
 		fault("TCP: %s", a.Bulk.Error)
 	}
+}
+
+// empty reports whether the path is the name of a headless Service that has no address now.
+func (p *Path) empty() bool {
+	return p.headless && p.Error != "" && p.Error != probe.NoZone && p.Error != probe.Failing
 }
 
 // most returns the size of packets that should pass.
@@ -128,7 +137,7 @@ func (p *Path) Figures() []string {
 	switch p.Kind {
 	case KindNodePort:
 		from += " NodePort"
-	case KindService:
+	case KindService, KindName:
 		to += p.service()
 	}
 	return append([]string{state, from, to}, cells...)
@@ -143,7 +152,7 @@ func (r *Report) Rows() (rows [][]string) {
 	cut := r.cutPlaces()
 	for i := range r.Paths {
 		p := r.Paths[i]
-		p.From, p.To = cut[p.From], cut[p.To]
+		p.From, p.To = cut[p.From], cmp.Or(cut[p.To], p.To)
 		rows = append(rows, p.Figures())
 	}
 	return rows
@@ -159,6 +168,9 @@ func (r *Report) cutPlaces() map[string]string {
 	nodes, cut := map[string][]string{}, map[string]string{} // by cluster
 	for i := range r.Paths {
 		for _, place := range []string{r.Paths[i].From, r.Paths[i].To} {
+			if r.Paths[i].Kind == KindName && place == r.Paths[i].To {
+				continue // no node
+			}
 			if _, twice := cut[place]; !twice {
 				cluster, node, _ := strings.Cut(place, "/")
 				nodes[cluster], cut[place] = append(nodes[cluster], node), place
@@ -215,7 +227,7 @@ func (p *Path) name() string {
 	if p.Kind == KindNodePort {
 		return fmt.Sprintf("%s by a NodePort to %s", p.From, p.To)
 	}
-	if p.Kind == KindService {
+	if p.Kind == KindService || p.Kind == KindName {
 		return p.From + " to " + p.To + p.service()
 	}
 	return p.From + " to " + p.To

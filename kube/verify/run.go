@@ -175,7 +175,7 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 		nil {
 		return nil, err
 	}
-	paths = append(paths, exported...)
+	paths = append(append(paths, exported...), r.names()...)
 	r.o.Progress(fmt.Sprintf("asking on %d paths", len(paths)))
 	return paths, errors.Join(r.both(func(i int) error { return r.askers(ctx, i, paths) })...)
 }

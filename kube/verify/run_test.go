@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -185,6 +186,98 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 			}
 			requireClean(t, w)
 		})
+	}
+}
+
+// TestRunNames: the DNS of a cluster is asked for the names that the other one exports. One
+// sentence says why it finds none, with the remedy.
+func TestRunNames(t *testing.T) {
+	const line = "rome/rome-2 milan/web.shop by name "
+	const corefile = "cluster.local clusterset.local {\n multicluster clusterset.local\n}"
+	failing := func(why string) func(*world) {
+		return func(w *world) {
+			w.spoil = func(p *Path) {
+				if p.Kind == KindName {
+					p.Error = why
+				}
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name, lines, wrong, note string
+		seed                     func(w *world)
+	}{
+		{"", "ok " + line + "900 µs – – – 10.96.0.7", "", "", func(*world) {}},
+		{"of another cluster", "", "", "rome: there is no multi-cluster Service of milan: its name was not tried; *",
+			func(w *world) { w.rome.Imports[0].Clusters = []string{"turin"} }},
+		{"too many", "ok " + line, "", "rome: 16 of 17 names of multi-cluster Services of milan are tried",
+			func(w *world) {
+				for range 16 {
+					w.rome.Imports = append(w.rome.Imports, w.rome.Imports[0])
+				}
+			}},
+		{"no zone", "wrong " + line + "no zone", "rome: the cluster's DNS does not serve clusterset.local. CoreDNS does since " +
+			"1.12.2 by two lines of its Corefile, \"kubernetes cluster.local clusterset.local in-addr.arpa ip6.arpa {\" and " +
+			"below it \"multicluster clusterset.local\": kubectl --context rome -n kube-system edit configmap coredns", "",
+			func(w *world) {
+				w.rome.Imports = append(w.rome.Imports, w.rome.Imports[0]) // said once
+				failing(probe.NoZone)(w)
+			}},
+		{"an old CoreDNS", "wrong " + line + "no zone", "rome: the cluster's DNS does not serve clusterset.local, although its " +
+			"Corefile says so: CoreDNS does since 1.12.2, *", "", func(w *world) {
+			w.rome.Corefile = corefile
+			failing(probe.NoZone)(w)
+		}},
+		{"no right", "wrong " + line + "SERVFAIL", "rome: the cluster's DNS answers SERVFAIL in clusterset.local, *system:coredns*",
+			"", failing(probe.Failing)},
+		{"no name", "wrong " + line + "the cluster's DNS finds no x", "rome: rome/rome-2 to " +
+			"milan/web.shop by name: the cluster's DNS finds no x, although there is a ServiceImport: *", "", failing("the cluster's DNS finds no x")},
+		{"no DNS", "– " + line + "no DNS", "", "rome: pods find no names at all*", failing(probe.NoDNS)},
+		{"another address", "wrong " + line, "rome: the cluster's DNS says that web.shop.svc.clusterset.local is 10.96.0.7, and " +
+			"the ServiceImport says 10.96.0.8*", "", func(w *world) { w.rome.Imports[0].Addresses = "10.96.0.8" }},
+		{"headless", "ok " + line, "", "", func(w *world) {
+			w.rome.Imports[0].Headless, w.rome.Imports[0].Addresses = true, ""
+		}},
+		{"headless without pods", "– " + line, "", "", func(w *world) {
+			w.rome.Imports[0].Headless, w.rome.Imports[0].Addresses = true, ""
+			failing("the cluster's DNS finds no x")(w)
+		}},
+		{"no kind", "", "rome: Peering milan shares Services, and the cluster has no kind ServiceImport: culvert join with " +
+			"--services makes it, or *", "", func(w *world) { w.rome.Imports, w.rome.NoImports = nil, noKind }},
+		{"may not", "", "", "rome: you may not list serviceimports: names of multi-cluster Services were not tried",
+			func(w *world) { w.rome.Imports, w.rome.NoImports = nil, "you may not list serviceimports" }},
+		{"nobody makes PeerExports", "ok " + line, "rome: Services of milan do not come, or not all: does it run?", "",
+			func(w *world) {
+				w.rome.Peerings[0].Status.Conditions = append(w.rome.Peerings[0].Status.Conditions,
+					&peering.Condition{Type: peering.Imported, Status: "False", Message: "does it run?"})
+			}},
+	} {
+		w := newWorld(t)
+		w.rome.Peerings[0].Services.Import = []string{"shop"}
+		w.rome.Imports = []Import{{Namespace: "shop", Name: "web", Addresses: "10.96.0.7", Clusters: []string{"milan", "rome"}}}
+		tt.seed(w)
+		r, err := w.run(t.Context(), Options{})
+		need.NoError(t, err)
+		var lines, notes []string
+		for _, row := range r.Rows() {
+			lines = append(lines, strings.Join(row, " "))
+		}
+		for _, f := range r.Findings {
+			if !f.Wrong {
+				notes = append(notes, f.Cluster+": "+f.Text)
+			}
+		}
+		has := strings.Contains(strings.Join(lines, "\n"), cmp.Or(tt.lines, "by name"))
+		if has != (tt.lines != "") || r.OK != (tt.wrong == "") {
+			t.Errorf("%s: ok %t\n%s", tt.name, r.OK, strings.Join(lines, "\n"))
+		}
+		if got := wrongs(r); tt.wrong == "" && len(got) > 0 || tt.wrong != "" &&
+			(len(got) != 1 || !like(got[0], tt.wrong)) {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.wrong)
+		}
+		if tt.note != "" && !slices.ContainsFunc(notes, func(n string) bool { return like(n, tt.note) }) {
+			t.Errorf("%s: %q, want %q", tt.name, notes, tt.note)
+		}
 	}
 }
 

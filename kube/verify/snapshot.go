@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -24,6 +25,38 @@ type Snapshot struct {
 	Agents      []Pod
 	Policies    []Policy // NetworkPolicies of the gateways' namespace
 	Warnings    []Warning
+	Imports     []Import // ServiceImports, if a Peering imports Services of its peer
+	NoImports   string   // why there are none: noKind, or that the user may not list them
+	Corefile    string   // of the cluster's DNS; "": not known
+}
+
+// An Import is a ServiceImport.
+type Import struct {
+	Namespace, Name string
+	Headless        bool
+	Addresses       string // with commas
+	Clusters        []string
+}
+
+// noKind says that the cluster does not know ServiceImports.
+const noKind = "the cluster has no kind ServiceImport"
+
+func readImport(u *unstructured.Unstructured) (i Import, err error) {
+	var x struct {
+		Spec struct {
+			Type string
+			IPs  []string
+		}
+		Status struct{ Clusters []struct{ Cluster string } }
+	}
+	err = convert(u.Object, &x)
+	slices.Sort(x.Spec.IPs)
+	i = Import{Namespace: u.GetNamespace(), Name: u.GetName(), Headless: x.Spec.Type == "Headless",
+		Addresses: strings.Join(x.Spec.IPs, ",")}
+	for _, c := range x.Status.Clusters {
+		i.Clusters = append(i.Clusters, c.Cluster)
+	}
+	return i, err
 }
 
 // A Node is a node of the cluster.

@@ -11,6 +11,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -54,17 +56,24 @@ func (t *Task) meet(ctx context.Context, to *Target) Answer {
 	a := Answer{Name: to.Name}
 	until := time.Now().Add(time.Duration(t.Patience) * time.Second)
 	for {
-		c, err := t.dial(ctx, to.Address)
-		if err == nil {
+		var err error
+		var c *connection
+		if to.Zone != "" {
+			began := time.Now()
+			var found []string
+			if found, err = net.DefaultResolver.LookupHost(ctx, to.Address+"."); err == nil {
+				slices.Sort(found)
+				a.Error, a.Seen, a.RTT = "", strings.Join(found, ","), time.Since(began)
+				return a
+			}
+		} else if c, err = t.dial(ctx, to.Address); err == nil {
 			c.Close()
 			a.Error, a.Seen, a.Server, a.RTT = "", c.seen, c.server, c.took
 			return a
 		}
 		a.Error = short(err)
 		if unknown := new(net.DNSError); errors.As(err, &unknown) {
-			if a.Error = "the cluster's DNS finds no " + unknown.Name; !hasDNS(ctx) {
-				a.Error = NoDNS
-			}
+			a.Error = unfound(ctx, to.Zone, unknown)
 		}
 		select {
 		case <-ctx.Done():
@@ -102,6 +111,24 @@ func (t *Task) dial(ctx context.Context, address string) (*connection, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// unfound says why a name was not found. zone is that of the name, if it is one of multi-cluster
+// Services: it has a record of its version (KEP-1645, DNS specification, 2.2), and CoreDNS without
+// access to ServiceImports fails where there is no name.
+func unfound(ctx context.Context, zone string, why *net.DNSError) string {
+	if !hasDNS(ctx) {
+		return NoDNS
+	}
+	if zone != "" {
+		if _, err := net.DefaultResolver.LookupTXT(ctx, "dns-version."+zone+"."); err != nil {
+			return NoZone
+		}
+		if !why.IsNotFound && !why.IsTimeout {
+			return Failing
+		}
+	}
+	return "the cluster's DNS finds no " + strings.TrimSuffix(why.Name, ".")
 }
 
 // hasDNS reports whether pods can resolve the name that every cluster with DNS has.

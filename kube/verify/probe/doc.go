@@ -27,14 +27,24 @@ type Task struct {
 // NoDNS is the error of a Target with a name, in a cluster whose pods find no name at all.
 const NoDNS = "no DNS"
 
+// The errors of a Target with a Zone, if the cluster's DNS does not serve the zone, and if it fails
+// there.
+const (
+	NoZone  = "no zone"
+	Failing = "SERVFAIL"
+)
+
 // A Target is a server, or an address or name that leads to one.
 type Target struct {
 	Name    string `json:"name"`
-	Address string `json:"address"` // host:port
+	Address string `json:"address"` // host:port; with a Zone a name alone
 	// MTU is the largest IP packet that should pass, in bytes. 0: only the first answer is wanted.
 	MTU int `json:"mtu,omitempty"`
 	// Bytes is how much is sent there and back over TCP.
 	Bytes int64 `json:"bytes,omitempty"`
+	// Zone is that of a name of which only the addresses are asked for. It is one of multi-cluster
+	// Services; "": the target is asked to answer.
+	Zone string `json:"zone,omitempty"`
 }
 
 // An Answer is the result for one Target.
@@ -42,7 +52,7 @@ type Answer struct {
 	Name   string        `json:"name"`
 	Error  string        `json:"error,omitempty"` // why there was no answer at all
 	Server string        `json:"server,omitempty"`
-	Seen   string        `json:"seen,omitempty"` // this asker's address, as the server sees it
+	Seen   string        `json:"seen,omitempty"` // this asker's address to the server; of a name, its addresses
 	RTT    time.Duration `json:"rtt,omitempty"`  // of the TCP handshake
 	UDP    *UDP          `json:"udp,omitempty"`
 	Size   *Size         `json:"size,omitempty"`

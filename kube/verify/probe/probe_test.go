@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
 
 	"culvert/integration/need"
 )
@@ -54,7 +57,8 @@ func listen(t *testing.T) (tcp net.Listener, udp net.PacketConn) {
 // TestAsk: what an asker finds if everything works.
 func TestAsk(t *testing.T) {
 	address := serve(t)
-	task := &Task{Token: token, Patience: 5, Targets: []Target{{"a", address, 1340, 3 << 20}, {"b", address, 0, 0}}}
+	task := &Task{Token: token, Patience: 5, Targets: []Target{{"a", address, 1340, 3 << 20, ""},
+		{Name: "b", Address: address}}}
 	all := Ask(t.Context(), task)
 	a := all[0]
 	if a.Name != "a" || a.Error != "" || a.Seen != "127.0.0.1" || a.Server != "server-1" || a.RTT <= 0 {
@@ -80,13 +84,98 @@ func TestAskNobody(t *testing.T) {
 	need.NoError(t, err)
 	address := l.Addr().String()
 	l.Close()
-	all := Ask(t.Context(), &Task{Token: token, Targets: []Target{{"a", address, 1340, 1},
-		{"b", "no-such-name.invalid:1", 0, 0}}})
+	all := Ask(t.Context(), &Task{Token: token, Targets: []Target{{"a", address, 1340, 1, ""},
+		{Name: "b", Address: "no-such-name.invalid:1"}}})
 	if got := all[0]; got.Error != "connection refused" || got.UDP != nil || got.Bulk != nil {
 		t.Errorf("nobody listens: %+v", got)
 	}
 	if got := all[1]; got.Error == "" {
 		t.Errorf("no such name: %+v", got)
+	}
+}
+
+// TestAskNames: of a name the addresses are found, or what keeps the cluster's DNS from finding it.
+func TestAskNames(t *testing.T) {
+	const zone, name = "clusterset.local", "web.shop.svc.clusterset.local"
+	for what, c := range map[string]struct {
+		dns, served bool // the cluster's names are found; the zone has a version
+		code        dnsmessage.RCode
+		addresses   []string
+		seen, fails string
+	}{
+		"found":     {true, true, dnsmessage.RCodeSuccess, []string{"10.96.0.9", "10.96.0.7"}, "10.96.0.7,10.96.0.9", ""},
+		"no name":   {true, true, dnsmessage.RCodeNameError, nil, "", "the cluster's DNS finds no " + name},
+		"no kind":   {true, true, dnsmessage.RCodeServerFailure, nil, "", Failing},
+		"no zone":   {true, false, dnsmessage.RCodeNameError, nil, "", NoZone},
+		"forwarded": {true, false, dnsmessage.RCodeServerFailure, nil, "", NoZone},
+		"no DNS":    {false, false, dnsmessage.RCodeRefused, nil, "", NoDNS},
+	} {
+		conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
+		need.NoError(t, err)
+		go answerDNS(conn, func(q dnsmessage.Question, b *dnsmessage.Builder) dnsmessage.RCode {
+			header := dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class}
+			address := func(text string) {
+				if q.Type == dnsmessage.TypeA {
+					b.AResource(header, dnsmessage.AResource{A: netip.MustParseAddr(text).As4()})
+				}
+			}
+			switch asked := q.Name.String(); {
+			case strings.HasPrefix(asked, "kubernetes.default.svc.") && c.dns:
+				address("10.96.0.1")
+			case asked == "dns-version."+zone+"." && c.served:
+				b.TXTResource(header, dnsmessage.TXTResource{TXT: []string{"1.1.0"}})
+			case asked == name+".":
+				for _, a := range c.addresses {
+					address(a)
+				}
+				return c.code
+			default:
+				return dnsmessage.RCodeNameError
+			}
+			return dnsmessage.RCodeSuccess
+		})
+		own := net.DefaultResolver
+		dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "udp4", conn.LocalAddr().String())
+		}
+		net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: dial}
+		got := Ask(t.Context(), &Task{Token: token, Targets: []Target{{Name: "a", Address: name, Zone: zone}}})[0]
+		net.DefaultResolver = own
+		conn.Close()
+		if got.Seen != c.seen || got.Error != c.fails || (got.RTT > 0) != (c.fails == "") {
+			t.Errorf("%s: %+v, want %q, %q", what, got, c.seen, c.fails)
+		}
+	}
+}
+
+// answerDNS answers questions until the socket is closed.
+func answerDNS(conn net.PacketConn, answer func(dnsmessage.Question, *dnsmessage.Builder) dnsmessage.RCode) {
+	buffer := make([]byte, 1500)
+	for {
+		n, from, err := conn.ReadFrom(buffer)
+		if err != nil {
+			return
+		}
+		var p dnsmessage.Parser
+		header, err := p.Start(buffer[:n])
+		if err != nil {
+			continue
+		}
+		q, err := p.Question()
+		if err != nil {
+			continue
+		}
+		// the code is in the header, which comes first
+		code := answer(q, &dnsmessage.Builder{})
+		b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: header.ID, Response: true, Authoritative: true,
+			RCode: code, RecursionDesired: header.RecursionDesired, RecursionAvailable: true})
+		b.StartQuestions()
+		b.Question(q)
+		b.StartAnswers()
+		answer(q, &b)
+		if text, err := b.Finish(); err == nil {
+			conn.WriteTo(text, from)
+		}
 	}
 }
 
