@@ -9,7 +9,7 @@
 #   clusters.sh load DIR IMAGE PROGRAM    makes an image of a culvert and gives it to all nodes
 #   clusters.sh dns DIR             CoreDNS in each, if make kube-dns has built it
 #   clusters.sh hello DIR NAME      a pod hello-N on each node N, which serves HTTP at port 8080
-#   clusters.sh join DIR IMAGE      culvert join, how long it took until those pods reached each other, and culvert verify
+#   clusters.sh join DIR IMAGE      culvert join, how long it took until those pods reached each other, a Service of milan's for both, and culvert verify
 #   clusters.sh shell DIR [CMD...]  a shell, or a command, with kubectl and culvert and in a network that reaches all clusters
 #   clusters.sh node DIR NAME N     one more node
 #   clusters.sh leave DIR NAME N    ends a node
@@ -350,6 +350,7 @@ dns() {
 		zone=${zone:+clusterset.local}
 		printf '.:53 {\n errors\n cache 5\n kubernetes cluster.local %s {\n  kubeconfig %s\n  ttl 5\n  %s\n }\n}\n' \
 			"$zone" "$dir/$name/kubeconfig" "${zone:+multicluster $zone}" >"$dir/$name/Corefile"
+		of "$name" -n kube-system create configmap coredns --from-file="$dir/$name/Corefile" --dry-run=client -o yaml | of "$name" apply -f - >/dev/null
 		stop "$dir/$name/dns.pid"
 		start "cv-$name-1" "$dir/$name/dns" "$assets/coredns" -conf "$dir/$name/Corefile"
 		of "$name" apply -f - <<-Y >/dev/null
@@ -412,15 +413,33 @@ first() {
 	say "a pod of rome had its first answer from $at, a pod of milan, $(((${EPOCHREALTIME/./} - ${began/./}) / 1000)) ms after culvert join began"
 }
 
+# named exports the Service hello of milan, and waits until rome's pods find its name.
+named() {
+	of milan apply -f - <<-Y >/dev/null
+		apiVersion: v1
+		kind: Service
+		metadata: {name: hello, namespace: default}
+		spec: {selector: {app: hello}, ports: [{port: 8080}]}
+		---
+		apiVersion: multicluster.x-k8s.io/v1beta1
+		kind: ServiceExport
+		metadata: {name: hello, namespace: default}
+	Y
+	await 60 of rome -n default get serviceimport hello
+	[ ! -e "$dir/rome/dns.pid" ] || dns # with the zone of multi-cluster Services
+}
+
 # join IMAGE joins the clusters, checks every path, and says what one can do with them.
 join() {
-	local name
+	local name to
 	for name in rome milan; do hello $name; done
 	beside first
-	both join --image "$1" --yes
+	both join --image "$1" --services all --yes
 	wait $!
-	[ ! -e "$dir/rome/dns.pid" ] || dns # with the zone of multi-cluster Services
+	named
 	both verify
+	to=$(seen)
+	[ ! -e "$dir/rome/dns.pid" ] || to=hello.default.svc.clusterset.local
 	cat <<-T
 
 		rome and milan are joined. They have two nodes each, and the same addresses of pods.
@@ -428,7 +447,8 @@ join() {
 		  $0 shell $dir
 		      a shell in a network that reaches both, with kubectl and culvert; there, for example:
 		  kubectl --context rome -n culvert get peerings
-		  kubectl --context rome exec hello-1 -- busybox sh -c 'printf "GET /hello HTTP/1.0\r\n\r\n" | busybox nc $(seen) 8080'
+		  kubectl --context rome exec hello-1 -- busybox sh -c 'printf "GET /hello HTTP/1.0\r\n\r\n" | busybox nc $to 8080'
+		  culvert services --context rome --context milan
 		  culvert verify --context rome --context milan
 		  $0 node $dir rome 3
 		      a third node of rome
