@@ -56,17 +56,7 @@ type Export struct {
 	Labels      map[string]string // that are exported
 	Annotations map[string]string
 	Peers       []string // that hear of it; nil: all
-	Conditions  []Condition
-}
-
-// A Condition is a Kubernetes condition.
-type Condition struct {
-	Type     string `json:"type"`
-	Status   string `json:"status"` // True, False or Unknown
-	Reason   string `json:"reason"`
-	Message  string `json:"message"`
-	Observed int64  `json:"observedGeneration,omitempty"`
-	Since    string `json:"lastTransitionTime"`
+	Conditions  []objects.Condition
 }
 
 // ReadExport reads a ServiceExport.
@@ -74,7 +64,7 @@ func ReadExport(u *unstructured.Unstructured) *Export {
 	e := &Export{Object: u, Generation: u.GetGeneration(), Created: u.GetCreationTimestamp().UTC(),
 		Deleting: u.GetDeletionTimestamp() != nil}
 	var spec struct{ ExportedLabels, ExportedAnnotations map[string]string }
-	var status struct{ Conditions []Condition }
+	var status struct{ Conditions []objects.Condition }
 	json.Unmarshal(objects.PartOf(u, "spec"), &spec) // the API server has checked it
 	json.Unmarshal(objects.PartOf(u, "status"), &status)
 	e.Labels, e.Annotations, e.Conditions = spec.ExportedLabels, spec.ExportedAnnotations, status.Conditions

@@ -261,7 +261,7 @@ func statusOf(of *unstructured.Unstructured, all []offer, now time.Time) *unstru
 	var status struct {
 		EndpointSliceObjects string
 		Clusters             []struct{ Cluster string }
-		Conditions           []mcs.Condition
+		Conditions           []objects.Condition
 	}
 	objects.ReadPart("status", objects.PartOf(of, "status"), &status)
 	var clusters, was []string
@@ -281,7 +281,7 @@ func statusOf(of *unstructured.Unstructured, all []offer, now time.Time) *unstru
 		list = append(list, map[string]any{"cluster": c})
 	}
 	return withStatus(of, map[string]any{"clusters": list, "endpointSliceObjects": "Present",
-		"conditions": []mcs.Condition{{Type: "Ready", Status: "True", Reason: "Ready",
+		"conditions": []objects.Condition{{Type: "Ready", Status: "True", Reason: "Ready",
 			Since: now.UTC().Format(time.RFC3339)}}})
 }
 

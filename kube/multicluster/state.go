@@ -288,11 +288,11 @@ func (s *State) shared(namespace string) bool {
 
 // conditions returns those of a ServiceExport.
 func (s *State) conditions(name types.NamespacedName, all []offer, conflicts []conflict,
-	now time.Time) []mcs.Condition {
+	now time.Time) []objects.Condition {
 	e, of := s.exports[name], s.services[name]
-	valid := mcs.Condition{Type: "Valid", Status: "True", Reason: "Valid"}
-	ready := mcs.Condition{Type: "Ready", Status: "False", Reason: "Pending"}
-	conflicting := mcs.Condition{Type: "Conflict", Status: "False", Reason: "NoConflicts"}
+	valid := objects.Condition{Type: "Valid", Status: "True", Reason: "Valid"}
+	ready := objects.Condition{Type: "Ready", Status: "False", Reason: "Pending"}
+	conflicting := objects.Condition{Type: "Conflict", Status: "False", Reason: "NoConflicts"}
 	switch {
 	case of == nil:
 		valid.Status, valid.Reason, valid.Message = "False", "NoService", "there is no Service "+name.String()
@@ -312,9 +312,9 @@ func (s *State) conditions(name types.NamespacedName, all []offer, conflicts []c
 		}
 	}
 	next := slices.Clone(e.Conditions) // others' stay
-	for _, c := range []mcs.Condition{valid, ready, conflicting} {
+	for _, c := range []objects.Condition{valid, ready, conflicting} {
 		c.Observed, c.Since = e.Generation, now.UTC().Format(time.RFC3339)
-		i := slices.IndexFunc(next, func(o mcs.Condition) bool { return o.Type == c.Type })
+		i := slices.IndexFunc(next, func(o objects.Condition) bool { return o.Type == c.Type })
 		if i < 0 {
 			next = append(next, c)
 			continue

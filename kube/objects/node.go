@@ -18,13 +18,18 @@ type Node struct {
 	} `json:"nodeInfo"`
 }
 
-// Conditions are those of a Node or a Pod.
-type Conditions []struct {
-	Type    string `json:"type"`
-	Status  string `json:"status"`
-	Reason  string `json:"reason"`
-	Message string `json:"message"`
+// A Condition is a Kubernetes condition.
+type Condition struct {
+	Type     string `json:"type"`
+	Status   string `json:"status"` // True, False or Unknown
+	Reason   string `json:"reason"`
+	Message  string `json:"message"`
+	Observed int64  `json:"observedGeneration,omitempty"`
+	Since    string `json:"lastTransitionTime"`
 }
+
+// Conditions are those of a Node or a Pod.
+type Conditions []Condition
 
 // True reports whether a condition is there and true.
 func (all Conditions) True(kind string) bool {

@@ -117,14 +117,7 @@ type Assigned struct {
 }
 
 // A Condition is a Kubernetes condition.
-type Condition struct {
-	Type     string `json:"type"`
-	Status   string `json:"status"` // True, False or Unknown
-	Reason   string `json:"reason"`
-	Message  string `json:"message"`
-	Observed int64  `json:"observedGeneration,omitempty"`
-	Since    string `json:"lastTransitionTime"`
-}
+type Condition = objects.Condition
 
 // A Peering is a parsed Peering. Without faults it is valid by itself.
 type Peering struct {
