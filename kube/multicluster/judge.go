@@ -19,9 +19,10 @@ import (
 
 // What a peer may make this cluster keep, besides exports.MaxServices and exports.MaxEndpoints.
 const (
-	maxPorts = 100  // of one Service; an EndpointSlice can have no more
-	maxTexts = 32   // labels of one Service, and annotations
-	maxText  = 1024 // bytes of an annotation
+	maxPorts  = 100  // of one Service; an EndpointSlice can have no more
+	maxGroups = 50   // of one Service: each has EndpointSlices of its own
+	maxTexts  = 32   // labels of one Service, and annotations
+	maxText   = 1024 // bytes of an annotation
 )
 
 // heard is what a peer exports, as its gateway told it. The gateway is not trusted.
@@ -94,7 +95,11 @@ func (h *heard) judge(p *peering.Peering, room int, has func(types.NamespacedNam
 		here.Affinity = cmp.Or(here.Affinity, "None")
 		here.Labels, here.Annotations = acceptable(s.Labels, labelValue), acceptable(s.Annotations, annotationValue)
 		here.Endpoints = nil
-		for _, g := range s.Endpoints {
+		for i, g := range s.Endpoints {
+			if i == maxGroups {
+				refuse("its endpoints have more than %d different lists of ports", maxGroups)
+				break
+			}
 			if fault := badPorts(g.Ports); fault != "" {
 				refuse("its endpoints: %s", fault)
 				continue

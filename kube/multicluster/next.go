@@ -226,7 +226,7 @@ func derivedOf(
 			delete(spec, f)
 		}
 	}
-	spec["ports"] = ports
+	spec["ports"], spec["internalTrafficPolicy"] = ports, "Cluster" // unless the exports say otherwise
 	affinity(spec, m)
 	u.Object["spec"] = spec
 	return u

@@ -52,19 +52,25 @@ const maxSlice = 100
 // stays in the slice that has it now, so that a change of one writes one.
 func layOut(prefix string, groups []exports.Group, have map[string]*ourSlice) map[string]exports.Group {
 	want := map[string]exports.Group{}
-	free := slices.Sorted(maps.Keys(have)) // of groups that are there no longer
-	free = slices.DeleteFunc(free, func(called string) bool {
-		return slices.ContainsFunc(
-			groups,
-			func(g exports.Group) bool { return slices.Equal(g.Ports, have[called].group.Ports) },
-		)
-	})
+	key := func(ports []exports.Port) string { return fmt.Sprint(ports) }
+	alike, wanted := map[string][]string{}, map[string]bool{} // by ports
+	for _, g := range groups {
+		wanted[key(g.Ports)] = true
+	}
+	var free []string // of groups that are there no longer
+	for _, called := range slices.Sorted(maps.Keys(have)) {
+		if k := key(have[called].group.Ports); wanted[k] {
+			alike[k] = append(alike[k], called)
+		} else {
+			free = append(free, called)
+		}
+	}
 	for _, g := range groups {
 		var mine []string
 		at := map[netip.Addr]int{}
-		for _, called := range slices.Sorted(maps.Keys(have)) {
-			if x := have[called]; slices.Equal(g.Ports, x.group.Ports) && want[called].Addresses == nil {
-				for _, e := range x.group.Addresses {
+		for _, called := range alike[key(g.Ports)] {
+			if want[called].Addresses == nil {
+				for _, e := range have[called].group.Addresses {
 					at[e.IP] = len(mine)
 				}
 				mine = append(mine, called)

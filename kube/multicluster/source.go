@@ -2,7 +2,9 @@ package multicluster
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,8 +30,9 @@ const (
 	writesFirst = 5000                   // for a start with many Services
 	restOfName  = 200 * time.Millisecond // between two looks at a name that keeps changing
 	retryName   = 5 * time.Second        // after a request about it was refused
-	maxSteps    = 2000                   // writes of one name in a row: an import with all endpoints that there may be
+	turn        = 100                    // writes of one cause in a row, before others have their turn
 	roomEach    = time.Minute            // between two looks at the cluster's ServiceCIDRs
+	least       = 1000                   // bytes of a write, of those that the API server adds
 )
 
 // A Source makes the multi-cluster Services of a cluster, while it speaks.
@@ -44,14 +47,18 @@ type Source struct {
 	mu    sync.Mutex
 	state *State                             // +checklocks:mu
 	later map[types.NamespacedName]time.Time // when a name is looked at again; +checklocks:mu
-	why   map[types.NamespacedName]string    // what is in its way; +checklocks:mu
+	spent map[string]int                     // writes of this round, by cause; +checklocks:mu
+	// What Peerings may still have written, in bytes. A peer that has used up its part waits.
+	budgets map[string]*rate.Limiter        // +checklocks:mu
+	why     map[types.NamespacedName]string // what is in its way; +checklocks:mu
 }
 
 // NewSource returns the Source of the cluster of a client, whose Peerings are in a namespace. Pod
 // is its own name, for Events. It writes only while speaks returns true.
 func NewSource(client dynamic.Interface, namespace, pod string, speaks func() bool, log *logrus.Entry) *Source {
 	s := &Source{log: log, namespace: namespace, limit: rate.NewLimiter(writesASec, writesFirst), speaks: speaks,
-		state: NewState(), later: map[types.NamespacedName]time.Time{}, why: map[types.NamespacedName]string{}}
+		state: NewState(), later: map[types.NamespacedName]time.Time{}, why: map[types.NamespacedName]string{},
+		budgets: map[string]*rate.Limiter{}}
 	s.loop = kube.NewLoop(client, &s.mu, kube.Reporter{Self: pod, Instance: pod}, log)
 	return s
 }
@@ -95,14 +102,14 @@ func (s *Source) sets() []kube.Set {
 	exports := kube.Set{Name: setExports, Resource: objects.ServiceExports,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			e := mcs.ReadExport(u)
-			return func(key string) { st.exports[keyed(key)] = e; st.touch(keyed(key)) }
+			return func(key string) { st.putExport(keyed(key), e) }
 		},
 		Drop: func(ns, name string) { delete(st.exports, within(ns, name)); st.touch(within(ns, name)) }}
 	imports := kube.Set{Name: setImports, Resource: objects.ServiceImports,
 		Read: func(u *unstructured.Unstructured) func(string) {
-			return func(key string) { st.imports[keyed(key)] = u; st.touch(keyed(key)) }
+			return func(key string) { st.putImport(keyed(key), u) }
 		},
-		Drop: func(ns, name string) { delete(st.imports, within(ns, name)); st.touch(within(ns, name)) }}
+		Drop: func(ns, name string) { st.putImport(within(ns, name), nil) }}
 	services := kube.Set{Name: setServices, Resource: objects.Services, Large: true, Labels: "!" + mcs.LabelManaged,
 		Read: func(u *unstructured.Unstructured) func(string) {
 			x := mcs.ReadService(u)
@@ -158,28 +165,13 @@ func (s *Source) round(ctx context.Context) {
 		s.look(ctx, now)
 	}
 	s.mu.Lock()
-	whole := s.loop.Complete(allSets...)
-	var due []types.NamespacedName
-	whole = whole && !s.looked.IsZero()
-	if whole && s.speaks() {
-		for name := range s.state.dirty {
-			if !now.Before(s.later[name]) {
-				due = append(due, name)
-				delete(s.state.dirty, name)
-				s.later[name] = now.Add(restOfName)
-			}
-		}
-		for name, at := range s.later {
-			if !now.Before(at) {
-				delete(s.later, name)
-			}
-		}
-	}
+	whole := s.loop.Complete(allSets...) && !s.looked.IsZero()
+	var due []task
 	var lists []*unstructured.Unstructured
 	if whole && s.speaks() {
-		lists = s.lists(now)
+		due, lists = s.due(now), s.lists(now)
 	}
-	left := len(s.state.dirty) > 0
+	s.spent = map[string]int{}
 	faults := s.faults()
 	s.mu.Unlock()
 	for _, u := range lists {
@@ -191,24 +183,59 @@ func (s *Source) round(ctx context.Context) {
 	}
 	s.loop.Teller.Wait(waiting)
 	s.loop.Teller.Tell(faults)
-	slices.SortFunc(due, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
-	names := make(chan types.NamespacedName)
+	names := make(chan task)
 	var tasks sync.WaitGroup
 	for range min(writers, len(due)) {
 		tasks.Go(func() {
-			for name := range names {
-				s.settle(ctx, name)
+			for t := range names {
+				s.settle(ctx, t)
 			}
 		})
 	}
-	for _, name := range due {
-		names <- name
+	for _, t := range due {
+		names <- t
 	}
 	close(names)
 	tasks.Wait()
-	if left {
+	s.mu.Lock()
+	left, unfinished := len(s.state.dirty) > 0, slices.Contains(slices.Collect(maps.Values(s.spent)), turn)
+	s.mu.Unlock()
+	switch {
+	case unfinished:
+		s.loop.Wake()
+	case left:
 		time.AfterFunc(restOfName, s.loop.Wake)
 	}
+}
+
+// due returns the names to look at now.
+//
+// +checklocks:s.mu
+func (s *Source) due(now time.Time) []task {
+	all := s.state.take(func(t task) bool {
+		b := s.budgets[t.cause]
+		return !now.Before(s.later[t.name]) && (b == nil || b.TokensAt(now) >= 0)
+	})
+	for _, t := range all {
+		s.later[t.name] = now.Add(restOfName)
+	}
+	maps.DeleteFunc(s.later, func(_ types.NamespacedName, at time.Time) bool { return !now.Before(at) })
+	return all
+}
+
+// charge takes a write from the budget of the peer that has caused it.
+//
+// +checklocks:s.mu
+func (s *Source) charge(cause string, w *Write) {
+	s.spent[cause]++
+	if cause == local {
+		return
+	}
+	if s.budgets[cause] == nil {
+		s.budgets[cause] = kube.NewBudget()
+	}
+	b, _ := json.Marshal(w.Object.Object) // there is no error: it is made of JSON
+	s.budgets[cause].ReserveN(time.Now(), len(b)+least)
 }
 
 // look finds out how many ClusterIPs a peer's Services may have. The first time, all is judged
@@ -293,18 +320,24 @@ func (s *Source) faults() (all []kube.Fault) {
 	return all
 }
 
-// settle writes what a name needs.
-func (s *Source) settle(ctx context.Context, name types.NamespacedName) {
-	for range maxSteps {
-		if ctx.Err() != nil || !s.speaks() {
+// settle writes what a name needs, as far as it is the turn of the cause.
+func (s *Source) settle(ctx context.Context, t task) {
+	name := t.name
+	for ctx.Err() == nil && s.speaks() {
+		s.mu.Lock()
+		if s.spent[t.cause] >= turn {
+			delete(s.later, name)
+			s.mu.Unlock()
 			break
 		}
-		s.mu.Lock()
 		w, fault := s.state.Next(name, time.Now())
 		if fault != "" {
 			s.why[name] = fault
 		} else if w == nil {
 			delete(s.why, name)
+		}
+		if w != nil {
+			s.charge(t.cause, w)
 		}
 		s.mu.Unlock()
 		if w == nil {
@@ -318,14 +351,13 @@ func (s *Source) settle(ctx context.Context, name types.NamespacedName) {
 			if s.later[name] = time.Now().Add(retryName); again {
 				s.later[name] = time.Now().Add(restOfName)
 			}
-			s.state.touch(name)
 			s.mu.Unlock()
-			return
+			break
 		}
 	}
 	s.mu.Lock()
-	s.state.touch(name)
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	s.state.back(t)
 }
 
 // write makes one request and keeps the answer. If it failed, again says that the watch will bring

@@ -37,8 +37,15 @@ type State struct {
 	peers   map[string]map[types.NamespacedName]*exports.Service // what is accepted, by Peering
 	clashes map[string]string                                    // why nothing is accepted of a Peering
 	faults  map[string][]string                                  // of peers, by Peering
-	dirty   map[types.NamespacedName]bool
+
+	// What is to be derived again, by whose doing, each with a number in the order of time.
+	dirty   map[string]map[types.NamespacedName]uint64
+	touched uint64
 }
+
+// local is the cause of what anything but the exports of a peer has changed. The other causes are
+// Peerings.
+const local = ""
 
 // NewState returns a State without objects.
 func NewState() *State {
@@ -48,7 +55,7 @@ func NewState() *State {
 		slices: newIndex[*mcs.Slice](), imports: map[types.NamespacedName]*unstructured.Unstructured{},
 		derived: map[types.NamespacedName]*unstructured.Unstructured{}, ours: newIndex[*ourSlice](),
 		peers: map[string]map[types.NamespacedName]*exports.Service{}, clashes: map[string]string{},
-		faults: map[string][]string{}, dirty: map[types.NamespacedName]bool{}}
+		faults: map[string][]string{}, dirty: map[string]map[types.NamespacedName]uint64{}}
 }
 
 // An index has objects by their own name, and their names by the Service that they belong to.
@@ -77,7 +84,55 @@ func (x index[V]) drop(name, of types.NamespacedName) {
 }
 
 // touch makes all of a name be derived again.
-func (s *State) touch(name types.NamespacedName) { s.dirty[name] = true }
+func (s *State) touch(name types.NamespacedName) { s.touchBy(local, name) }
+
+func (s *State) touchBy(cause string, name types.NamespacedName) {
+	s.touched++
+	s.back(task{name, cause, s.touched})
+}
+
+// A task is to derive all of a name again.
+type task struct {
+	name  types.NamespacedName
+	cause string
+	since uint64
+}
+
+// back makes a task wait again.
+func (s *State) back(t task) {
+	if s.dirty[t.cause] == nil {
+		s.dirty[t.cause] = map[types.NamespacedName]uint64{}
+	}
+	if _, waits := s.dirty[t.cause][t.name]; !waits {
+		s.dirty[t.cause][t.name] = t.since
+	}
+}
+
+// take returns the tasks of which due is true, those that have waited longest first, and at most
+// one of a name. They wait no longer.
+func (s *State) take(due func(task) bool) (all []task) {
+	for cause, names := range s.dirty {
+		for name, since := range names {
+			if t := (task{name, cause, since}); due(t) {
+				all = append(all, t)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b task) int { return cmp.Compare(a.since, b.since) })
+	taken := map[types.NamespacedName]bool{}
+	all = slices.DeleteFunc(all, func(t task) bool {
+		had := taken[t.name]
+		taken[t.name] = true
+		return had
+	})
+	for cause, names := range s.dirty {
+		maps.DeleteFunc(names, func(name types.NamespacedName, _ uint64) bool { return taken[name] })
+		if len(names) == 0 {
+			delete(s.dirty, cause)
+		}
+	}
+	return all
+}
 
 func (s *State) touchAll(within func(types.NamespacedName) bool) {
 	for _, name := range s.names() {
@@ -119,18 +174,22 @@ func (s *State) PutNamespace(name string, there bool) {
 	}
 }
 
-// PutPeering takes a Peering; nil: it has gone. While its spec has a fault, what its gateway has
-// accepted counts.
+// PutPeering takes a Peering; nil: it has gone. While its spec has a fault, the version before
+// counts, or, if there is none, nothing is known of its peer: what is here of it stays. The status
+// does not say what counts, because a gateway writes it, which is not trusted here.
 func (s *State) PutPeering(name string, p *peering.Peering) {
-	if p != nil && len(p.Faults) > 0 {
-		p = p.Accepted()
-	}
 	if p != nil && p.Deleting {
 		p = nil
 	}
 	was := s.peerings[name]
-	if p == nil && was == nil || p != nil && was != nil && p.Metadata.UID == was.Metadata.UID && p.SameSpec(was) {
-		return // a gateway writes the status all the time
+	if p == nil && was == nil {
+		return
+	}
+	if p != nil && was != nil && p.Metadata.UID == was.Metadata.UID {
+		faulty, before := len(p.Faults) > 0, len(was.Faults) > 0
+		if faulty && !before || faulty == before && p.SameSpec(was) {
+			return // a gateway writes the status all the time
+		}
 	}
 	if s.peerings[name] = p; p == nil {
 		delete(s.peerings, name)
@@ -195,7 +254,7 @@ func (s *State) accept(name string) {
 	case p == nil:
 	case s.clashes[name] != "":
 		s.faults[name] = []string{s.clashes[name]}
-	case h == nil || !h.known && h.fault == "":
+	case len(p.Faults) > 0, h == nil, !h.known && h.fault == "":
 		// The slices that are there stay: see Next.
 	case h.fault != "": // what was heard before stays, and so do the slices that are there
 		s.faults[name] = []string{h.fault}
@@ -210,19 +269,19 @@ func (s *State) accept(name string) {
 	is := s.peers[name]
 	for of, service := range is {
 		if was[of] == nil || !reflect.DeepEqual(was[of], service) {
-			s.touch(of)
+			s.touchBy(name, of)
 		}
 	}
 	for of := range was {
 		if is[of] == nil {
-			s.touch(of)
+			s.touchBy(name, of)
 		}
 	}
 	if (is == nil) != (was == nil) && p != nil { // what was left while nothing was known is judged now
 		for of, all := range s.ours.of {
 			for _, x := range all {
 				if x.cluster == p.Peer {
-					s.touch(of)
+					s.touchBy(name, of)
 				}
 			}
 		}
@@ -355,9 +414,34 @@ func (s *State) touchExported(name types.NamespacedName) {
 	}
 }
 
+// putExport takes a ServiceExport. A version that this program has written itself changes nothing.
+func (s *State) putExport(name types.NamespacedName, e *mcs.Export) {
+	if was := s.exports[name]; was != nil && was.Object.GetResourceVersion() == e.Object.GetResourceVersion() {
+		return
+	}
+	s.exports[name] = e
+	s.touch(name)
+}
+
+// putImport takes a ServiceImport, as putExport does; nil: it has gone.
+func (s *State) putImport(name types.NamespacedName, u *unstructured.Unstructured) {
+	switch was := s.imports[name]; {
+	case was == nil && u == nil, was != nil && u != nil && was.GetResourceVersion() == u.GetResourceVersion():
+		return
+	case u == nil:
+		delete(s.imports, name)
+	default:
+		s.imports[name] = u
+	}
+	s.touch(name)
+}
+
 // putDerived takes a Service with LabelManaged; nil: it has gone. Its label has the name that it
 // belongs to.
 func (s *State) putDerived(name types.NamespacedName, u *unstructured.Unstructured) {
+	if was := s.derived[name]; was != nil && u != nil && was.GetResourceVersion() == u.GetResourceVersion() {
+		return
+	}
 	for _, x := range []*unstructured.Unstructured{s.derived[name], u} {
 		if x != nil {
 			s.touch(types.NamespacedName{Namespace: name.Namespace, Name: x.GetLabels()[mcs.LabelManaged]})
@@ -382,10 +466,17 @@ func (s *State) putSlice(name types.NamespacedName, x *mcs.Slice) {
 
 // putOurs takes an EndpointSlice with LabelManaged that belongs to a name.
 func (s *State) putOurs(name, of types.NamespacedName, x *ourSlice) {
+	if was := s.ours.all[name]; was != nil && was.meta.version == x.meta.version {
+		return
+	}
 	s.dropOurs(name)
+	s.setOurs(name, of, x)
+	s.touch(of)
+}
+
+func (s *State) setOurs(name, of types.NamespacedName, x *ourSlice) {
 	x.of = of
 	s.ours.put(name, of, x)
-	s.touch(of)
 }
 
 // dropOurs forgets one.
@@ -430,12 +521,13 @@ func (s *State) keep(w *Write, u *unstructured.Unstructured) (set string) {
 			delete(s.derived, name)
 		}
 	case objects.EndpointSlices:
-		if set = setOurs; gone {
-			s.dropOurs(name)
-			break
+		if was := s.ours.all[name]; was != nil {
+			s.ours.drop(name, was.of)
 		}
-		x, of := readOurs(u)
-		s.putOurs(name, of, x)
+		if set = setOurs; !gone {
+			x, of := readOurs(u)
+			s.setOurs(name, of, x)
+		}
 	default:
 		return ""
 	}

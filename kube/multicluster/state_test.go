@@ -25,6 +25,7 @@ type world struct {
 	now     time.Time
 	version int
 	writes  []string
+	check   func(*Write) bool // if not nil, of each write
 }
 
 func object(t testing.TB, text string) *unstructured.Unstructured {
@@ -99,24 +100,30 @@ endpoints: [%s]`, name, "{addresses: ["+strings.Join(addresses, "]}, {addresses:
 // settle obeys all writes.
 func (w *world) settle() {
 	w.t.Helper()
-	for len(w.dirty) > 0 {
-		for name := range w.dirty {
-			delete(w.dirty, name)
+	for {
+		all := w.take(func(task) bool { return true })
+		if len(all) == 0 {
+			return
+		}
+		for _, t := range all {
 			for n := 0; ; n++ {
-				if n == 100 {
-					w.t.Fatalf("%s needs write after write: %v", name, w.writes[len(w.writes)-5:])
+				if n == 1000 {
+					w.t.Fatalf("%s needs write after write: %v", t.name, w.writes[len(w.writes)-5:])
 				}
-				next, _ := w.Next(name, w.now)
-				if next == nil {
+				next, _ := w.Next(t.name, w.now)
+				if next == nil || !w.obey(next) {
 					break
 				}
-				w.obey(next)
 			}
 		}
 	}
 }
 
-func (w *world) obey(x *Write) {
+// obey does what a write asks for. It returns false if the API server would refuse it.
+func (w *world) obey(x *Write) bool {
+	if w.check != nil && !w.check(x) {
+		return false
+	}
 	w.writes = append(w.writes, fmt.Sprintf("%s %s %s", x.Verb, x.Resource.Resource, x.Object.GetName()))
 	w.version++
 	u := &unstructured.Unstructured{Object: plain(x.Object.Object).(map[string]any)}
@@ -124,10 +131,15 @@ func (w *world) obey(x *Write) {
 	if x.Verb == "create" {
 		u.SetUID(types.UID(fmt.Sprint("u", w.version)))
 		if x.Resource == objects.Services {
-			u.Object["spec"].(map[string]any)["clusterIP"] = fmt.Sprintf("10.96.0.%d", w.version)
+			u.Object["spec"].(map[string]any)["clusterIP"] = fmt.Sprintf("10.96.%d.%d", w.version>>8&255, w.version&255)
 		}
 	}
+	if was := w.ours.all[types.NamespacedName{Namespace: u.GetNamespace(), Name: u.GetName()}]; was != nil &&
+		x.Resource == objects.EndpointSlices {
+		u.SetUID(was.meta.uid)
+	}
 	w.keep(x, u)
+	return true
 }
 
 // seen returns the EndpointSlices of a name as CLUSTER ADDRESS:PORT texts, in order.
@@ -566,5 +578,88 @@ func TestOvertaken(t *testing.T) {
 	w.imports[name] = newer
 	if set := w.keep(next, next.Object); set != "" || w.imports[name] != newer {
 		t.Errorf("%q; the older version is there", set)
+	}
+}
+
+// TestFaultySpec: the gateway, which writes the Peering's status, decides neither which namespaces
+// are written to nor which addresses are the peer's, also if the Peering's spec has a fault. The
+// gateway can make one itself, with the peer's key as its own.
+func TestFaultySpec(t *testing.T) {
+	accepted := "{cluster: rome, peer: milan, role: Server, internalCIDR: 10.80.1.0/24, local: {podCIDRs: [10.244.0.0/16]}, " +
+		"remote: {podCIDRs: [{cidr: 203.0.113.0/24}]}, services: {export: [shop], import: [kube-system]}}"
+	const key = "l1DPz4bzvzGzMqlXdqYYWp2HV4OUGUkIlbiYzP6FkFY="
+	good := strings.Replace(fmt.Sprintf(peeringText, "milan", 1), "role: Server", "role: Server\n  publicKey: "+key, 1)
+	faulty := good + "\nstatus: {publicKey: " + key + ", accepted: " + accepted + "}"
+	bad := strings.Replace(fmt.Sprintf(web, 1, "{ip: 203.0.113.9}"), "namespace: shop", "namespace: kube-system", 1)
+	for _, before := range []string{"good", "none"} {
+		w := rome(t)
+		w.PutNamespace("kube-system", true)
+		w.peering("milan", good)
+		w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
+		if before == "none" { // another process goes on with what is there
+			delete(w.peerings, "milan")
+			delete(w.peers, "milan")
+		}
+		p := peering.PeeringOf(object(t, faulty))
+		if len(p.Faults) == 0 || p.Accepted() == nil {
+			t.Fatal("no fault, or nothing is accepted")
+		}
+		w.PutPeering("milan", p)
+		w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.6}, {ip: 203.0.113.9}")+","+bad)
+		want := map[string]string{"good": "milan 10.61.1.6:8080 10-244-1-6",
+			"none": "milan 10.61.1.5:8080 10-244-1-5"}[before]
+		if got := w.seen("web"); len(w.imports) != 1 || !slices.Equal(got, []string{want}) {
+			t.Errorf("before %s: %d ServiceImports, endpoints %q, want %q", before, len(w.imports), got, want)
+		}
+		w.peering("milan", good)
+		w.settle()
+		if got := w.seen("web"); !slices.Equal(got, []string{"milan 10.61.1.6:8080 10-244-1-6"}) {
+			t.Errorf("before %s, without the fault: endpoints %q", before, got)
+		}
+	}
+}
+
+// TestManyPorts: a peer can have no list of endpoints that takes long to lay out.
+func TestManyPorts(t *testing.T) {
+	w := rome(t)
+	var groups []string
+	for i := range 10_000 {
+		groups = append(groups, fmt.Sprintf("{ports: [{name: http, protocol: TCP, port: %d}], addresses: [{ip: 10.244.1.5}]}", i+1))
+	}
+	began := time.Now()
+	w.hear("milan", strings.Replace(fmt.Sprintf(web, 1, ""), "{ports: [{name: http, protocol: TCP, port: 8080}], addresses: []}",
+		strings.Join(groups, ","), 1))
+	if all := w.Faults()["milan"]; len(w.ours.all) != maxGroups || len(all) != 1 ||
+		!strings.Contains(all[0], "more than 50 different lists of ports") {
+		t.Errorf("%d EndpointSlices, %q", len(w.ours.all), all)
+	}
+	if took := time.Since(began); took > 20*time.Second { // a quarter of an hour without the limit
+		t.Errorf("it takes %v", took)
+	}
+}
+
+// TestTurns: what waits longest comes first, once, whoever has caused it, and what is not due goes
+// on waiting.
+func TestTurns(t *testing.T) {
+	s := NewState()
+	name := func(n int) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: fmt.Sprint(n)} }
+	s.touchBy("milan", name(1))
+	s.touchBy("turin", name(2))
+	s.touchBy("milan", name(2))
+	s.touch(name(3))
+	s.touchBy("milan", name(1))
+	got := s.take(func(t task) bool { return t.cause != "milan" })
+	want := []task{{name(2), "turin", 2}, {name(3), local, 4}}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	s.back(want[1])
+	s.touch(name(3))
+	got, want = s.take(func(task) bool { return true }), []task{{name(1), "milan", 1}, want[1]}
+	if !slices.Equal(got, want) {
+		t.Errorf("then %v, want %v", got, want)
+	}
+	if len(s.dirty) > 0 {
+		t.Errorf("left: %v", s.dirty)
 	}
 }

@@ -8,11 +8,13 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"culvert/gateway/exports"
+	"culvert/kube"
 	"culvert/kube/objects"
 )
 
@@ -20,7 +22,7 @@ const kindPeerExports = "PeerExports"
 
 const (
 	// The pause between two writes of PeerExports is as long as the last one took, which may have
-	// had 20,000 endpoints, and at least this.
+	// had 20,000 endpoints, and at least this. A peer that has used up its budget waits longer.
 	peerExportsPause = 400 * time.Millisecond
 	retryPeerExports = 5 * time.Second  // after the API server has refused a request
 	checkPeerExports = 30 * time.Second // between two looks whether somebody has changed it
@@ -34,6 +36,7 @@ type why struct{ reason, message string }
 // name, and judges nothing of it: culvert multicluster, which makes that object, does.
 type peerExports struct {
 	x      *serviceExchange
+	budget *rate.Limiter              // of bytes to write
 	have   *unstructured.Unstructured // as last read or written, without the list; nil: to be read
 	told   []*exports.Service         // its list
 	looked time.Time                  // when have was last read or written
@@ -42,7 +45,7 @@ type peerExports struct {
 
 // writePeerExports keeps PeerExports up to date while g is the active gateway.
 func (x *serviceExchange) writePeerExports(ctx context.Context, g Running) {
-	w := &peerExports{x: x}
+	w := &peerExports{x: x, budget: kube.NewBudget()}
 	tick := time.NewTicker(checkPeerExports)
 	defer tick.Stop()
 	timer := time.NewTimer(0)
@@ -90,9 +93,9 @@ func (w *peerExports) round(ctx context.Context) (again bool) {
 	if w.have != nil && slices.Equal(list, w.told) && now.Sub(w.looked) < checkPeerExports {
 		return false
 	}
-	err := w.put(ctx, list, now)
+	pause, err := w.put(ctx, list, now)
 	w.looked = s.now()
-	w.next = w.looked.Add(max(peerExportsPause, w.looked.Sub(now)))
+	w.next = w.looked.Add(max(peerExportsPause, pause, w.looked.Sub(now)))
 	switch {
 	case err == nil:
 		w.say(why{})
@@ -106,16 +109,17 @@ func (w *peerExports) round(ctx context.Context) (again bool) {
 	return true
 }
 
-// put makes the object have a list.
-func (w *peerExports) put(ctx context.Context, list []*exports.Service, now time.Time) (err error) {
+// put makes the object have a list. It returns for how long nothing may be written after that.
+func (w *peerExports) put(ctx context.Context, list []*exports.Service, now time.Time) (pause time.Duration,
+	err error) {
 	s := w.x.source
 	client := s.loop.Client.Resource(objects.PeerExports).Namespace(s.self.Namespace)
 	services, err := json.Marshal(list)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if len(services) > maxPeerExports {
-		return errTooLarge
+		return 0, errTooLarge
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
@@ -123,25 +127,26 @@ func (w *peerExports) put(ctx context.Context, list []*exports.Service, now time
 		u, err := client.Get(ctx, s.self.Name, metav1.GetOptions{})
 		s.loop.Causes.Log(ctx, "get", objects.PeerExports.Resource, err)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		var has []*exports.Service
 		same := json.Unmarshal(objects.PartOf(u, "services"), &has) == nil && u.Object["heard"] != nil
 		if text, err := json.Marshal(has); same && err == nil && bytes.Equal(text, services) {
 			w.keep(u, list)
-			return nil
+			return 0, nil
 		}
 		w.keep(u, nil)
 	}
 	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Culvert, "kind": kindPeerExports,
 		"metadata": w.have.Object["metadata"], "heard": now.UTC().Format(time.RFC3339),
 		"services": json.RawMessage(services)}}
+	pause = w.budget.ReserveN(now, len(services)).DelayFrom(now)
 	written, err := client.Update(ctx, u, metav1.UpdateOptions{})
 	s.loop.Causes.Log(ctx, "update", objects.PeerExports.Resource, err)
 	if err == nil {
 		w.keep(written, list)
 	}
-	return err
+	return pause, err
 }
 
 func (w *peerExports) keep(u *unstructured.Unstructured, list []*exports.Service) {

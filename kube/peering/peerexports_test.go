@@ -18,6 +18,7 @@ import (
 
 	"culvert/gateway/exports"
 	"culvert/integration/need"
+	"culvert/kube"
 )
 
 // exchanges sets spec.services.
@@ -179,6 +180,48 @@ func TestPeerExportsPace(t *testing.T) {
 		c.pass(peer, time.Minute)
 		if reads, writes := c.asked(); reads+writes > 0 {
 			t.Errorf("a standby reads %d times and writes %d times", reads, writes)
+		}
+	})
+}
+
+// TestPeerExportsBudget: a peer cannot fill the API server's database by changing a long list all
+// the time, and the last change is there soon after.
+func TestPeerExportsBudget(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.create(kindPeerExports, empty)
+		peer := exports.New(0)
+		c.exchanges(4, nil, []any{"shop"})
+		size := 0 // of a list
+		long := func(host string) (all []*exports.Service) {
+			for i := range 4 {
+				x := *listed(i+1, host)[i+1]
+				x.Annotations = map[string]string{}
+				for k := range 4 {
+					x.Annotations[fmt.Sprint("k", k)] = strings.Repeat("v", 60_000)
+				}
+				all = append(all, &x)
+			}
+			b, err := json.Marshal(all)
+			need.NoError(t, err)
+			size = len(b)
+			return all
+		}
+		peer.Tell(long("h"))
+		c.pass(peer, 5*time.Second)
+		c.asked()
+		const minutes = 4
+		for i := range minutes * 60 * 2 {
+			peer.Tell(long(fmt.Sprint("host-", i)))
+			c.pass(peer, 500*time.Millisecond)
+		}
+		_, writes := c.asked()
+		if most := kube.BudgetBurst + minutes*60*kube.BudgetRate + size; writes*size > most || writes*size < most/2 {
+			t.Errorf("%d writes of %d bytes in %d minutes, want %d bytes at most", writes, size, minutes, most)
+		}
+		last := fmt.Sprint("host-", minutes*60*2-1)
+		c.pass(peer, time.Duration(size/kube.BudgetRate+2)*time.Second)
+		if all, _ := c.heard(); len(all) != 4 || all[0].Endpoints[0].Addresses[0].Host != last {
+			t.Errorf("the last list is not there: %d Services", len(all))
 		}
 	})
 }

@@ -1,0 +1,160 @@
+package multicluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/fake"
+	kubetesting "k8s.io/client-go/testing"
+
+	"culvert/gateway/exports"
+	"culvert/integration/need"
+	"culvert/kube/objects"
+)
+
+// An apiServer is one without other clients. It counts writes and their bytes.
+type apiServer struct {
+	*fake.FakeDynamicClient
+	version, writes, bytes atomic.Int64
+}
+
+// withSource runs f in a bubble of time with a Source of rome, whose peers are milan and turin.
+func withSource(t *testing.T, f func(*apiServer, *Source)) {
+	need.Bubble(t, func(t *testing.T) {
+		kinds := map[schema.GroupVersionResource]string{objects.Events: "EventList"}
+		for _, r := range []schema.GroupVersionResource{objects.ServiceExports, objects.ServiceImports,
+			objects.Services, objects.EndpointSlices, objects.Peerings, objects.PeerExports,
+			objects.Namespaces, objects.ServiceCIDRs} {
+			kinds[r] = "List"
+		}
+		a := &apiServer{FakeDynamicClient: fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)}
+		a.PrependReactor("*", "*", func(do kubetesting.Action) (bool, runtime.Object, error) {
+			var o runtime.Object
+			switch do := do.(type) {
+			case kubetesting.CreateActionImpl:
+				o = do.Object
+			case kubetesting.UpdateActionImpl:
+				o = do.Object
+			case kubetesting.DeleteActionImpl:
+				a.writes.Add(1)
+				return false, nil, nil
+			case kubetesting.ListActionImpl:
+				if do.Resource == objects.ServiceCIDRs {
+					return true, nil, apierrors.NewNotFound(do.Resource.GroupResource(), "")
+				}
+				return false, nil, nil
+			default:
+				return false, nil, nil
+			}
+			u := o.(*unstructured.Unstructured)
+			u.SetResourceVersion(fmt.Sprint(a.version.Add(1)))
+			if u.GetUID() == "" {
+				u.SetUID("u" + u.GetUID())
+			}
+			if b, err := json.Marshal(u.Object); err == nil && do.GetResource() != objects.PeerExports {
+				a.writes.Add(1)
+				a.bytes.Add(int64(len(b)))
+			}
+			return false, nil, nil
+		})
+		add := func(r schema.GroupVersionResource, kind, text string) {
+			u := object(t, text)
+			u.SetAPIVersion(r.GroupVersion().String())
+			u.SetKind(kind)
+			u.SetResourceVersion(fmt.Sprint(a.version.Add(1)))
+			need.NoError(t, a.Tracker().Create(r, u, u.GetNamespace()))
+		}
+		add(objects.Namespaces, "Namespace", "metadata: {name: shop}")
+		for i, name := range []string{"milan", "turin"} {
+			add(objects.Peerings, "Peering", fmt.Sprintf(peeringText, name, i+1))
+			add(objects.PeerExports, "PeerExports", fmt.Sprintf("metadata: {name: %s, namespace: culvert}", name))
+		}
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		s := NewSource(a, "culvert", "pod", func() bool { return true }, logrus.NewEntry(log))
+		ctx, cancel := context.WithCancel(t.Context())
+		var tasks sync.WaitGroup
+		defer tasks.Wait()
+		defer cancel()
+		tasks.Go(func() { s.Run(ctx) })
+		f(a, s)
+	})
+}
+
+// tell writes what a peer exports into its PeerExports.
+func (a *apiServer) tell(t *testing.T, peer, services string) {
+	t.Helper()
+	u := object(t, fmt.Sprintf("{apiVersion: culvert.io/v1alpha1, kind: PeerExports, metadata: {name: %s, namespace: culvert}, "+
+		"heard: \"2026-11-29T18:00:00Z\", services: [%s]}", peer, services))
+	u.SetResourceVersion(fmt.Sprint(a.version.Add(1)))
+	need.NoError(t, a.Tracker().Update(objects.PeerExports, u, "culvert"))
+}
+
+// endpoint returns the first address of a Service's endpoints.
+func (s *Source) endpoint(name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.state.ours.of[within("shop", name)] {
+		return x.group.Addresses[0].IP.String()
+	}
+	return ""
+}
+
+// TestPeerThatChangesAll: a peer that changes everything all the time has a limited number of bytes
+// written, and another peer's change does not wait for that.
+func TestPeerThatChangesAll(t *testing.T) {
+	const seconds, burst, each = 30, 1_000_000, 25_000 // bytes, and a second
+	withSource(t, func(a *apiServer, s *Source) {
+		s.mu.Lock()
+		s.budgets["milan"] = rate.NewLimiter(each, burst)
+		s.mu.Unlock()
+		s.limit.AllowN(time.Now(), writesFirst) // what is left for a start
+		loud := func(n int) string {
+			var all []string
+			one := fmt.Sprintf(web, 1, fmt.Sprintf("{ip: 10.244.1.%d}", n%200+1))
+			one = strings.Replace(one, "ClusterSetIP", []string{"ClusterSetIP", "Headless"}[n%2], 1)
+			for i := range exports.MaxServices {
+				all = append(all, strings.Replace(one, "name: web,", fmt.Sprintf("name: loud-%d, annotations: {a: %q},", i,
+					strings.Repeat("x", 1000)), 1))
+			}
+			return strings.Join(all, ",")
+		}
+		slowest := time.Duration(0)
+		for n := range seconds {
+			a.tell(t, "milan", loud(n))
+			a.tell(t, "turin", fmt.Sprintf(web, 1, fmt.Sprintf("{ip: 10.244.2.%d}", n%200+1)))
+			want, began := fmt.Sprintf("10.62.2.%d", n%200+1), time.Now()
+			for s.endpoint("web") != want {
+				if time.Since(began) > time.Minute {
+					t.Fatalf("turin's change %d is not there after a minute", n)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			slowest = max(slowest, time.Since(began))
+			time.Sleep(time.Second - min(time.Since(began), time.Second))
+		}
+		if slowest > 2*time.Second {
+			t.Errorf("turin's slowest change takes %v", slowest)
+		}
+		if n, most := a.writes.Load(), int64(seconds*writesASec*11/10); n > most {
+			t.Errorf("%d writes, want at most %d", n, most)
+		}
+		if n, most := a.bytes.Load(), int64(burst+(seconds+10)*each); n > most || n < burst {
+			t.Errorf("%d bytes, want at most %d", n, most)
+		}
+		t.Logf("%d writes of %d bytes; turin's slowest change takes %v", a.writes.Load(), a.bytes.Load(), slowest)
+	})
+}
