@@ -9,6 +9,9 @@ import (
 
 var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
+// reserved would give a gateway the account of culvert multicluster.
+const reserved = "multicluster"
+
 // CheckName records the faults of a cluster's ID. A Peering's name is the ID of the peer.
 func CheckName(e *configfile.Errors, field, name string) {
 	switch {
@@ -17,6 +20,8 @@ func CheckName(e *configfile.Errors, field, name string) {
 	case len(name) > MaxName || !label.MatchString(name):
 		e.Add(field,
 			"%q is no name of a cluster: want at most %d small letters, digits and dashes, a letter or digit first and last", name, MaxName)
+	case name == reserved:
+		e.Add(field, "%q: culvert-%[1]s is culvert's own account for multi-cluster Services; choose another name", name)
 	}
 }
 
