@@ -45,6 +45,22 @@ type Tunnel struct {
 // A Pair is the addresses of one host; the zero Addr is none of a family.
 type Pair struct{ V4, V6 netip.Addr }
 
+// PairOf returns the Pair of one address.
+func PairOf(a netip.Addr) Pair {
+	if a.Is6() {
+		return Pair{V6: a}
+	}
+	return Pair{V4: a}
+}
+
+// First returns the IPv4 address, or else the IPv6 address.
+func (p Pair) First() netip.Addr {
+	if p.V4.IsValid() {
+		return p.V4
+	}
+	return p.V6
+}
+
 // All returns the addresses of p, IPv4 first.
 func (p Pair) All() (all []netip.Addr) {
 	for _, a := range []netip.Addr{p.V4, p.V6} {

@@ -82,7 +82,7 @@ func unfit(t *testing.T, file string) string {
 	need.NoError(t, err)
 	i, err := terms.ParseInvitation(text)
 	need.NoError(t, err)
-	i.Pods, i.External = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, netip.MustParsePrefix("172.31.0.0/24")
+	i.Pods, i.External = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, []netip.Prefix{netip.MustParsePrefix("172.31.0.0/24")}
 	file = filepath.Join(t.TempDir(), "unfit")
 	need.NoError(t, os.WriteFile(file, []byte(i.Text()), 0o600))
 	return file

@@ -394,7 +394,12 @@ func testPeeringSchema(t *testing.T, p *peeringLab) {
 		{"default route", "is shorter than /8", func(s object) {
 			s["remote"].(object)["podCIDRs"] = []object{{"cidr": "0.0.0.0/0"}}
 		}},
-		{"IPv6", "is no IPv4 CIDR", func(s object) { s["internalCIDR"] = "fd00::/64" }},
+		{"IPv6", "is shorter than /8, or /16 of IPv6", func(s object) { s["internalCIDR"] = "fd00::/15" }},
+		{"no tunnels", "spec.internalCIDR: missing", func(s object) { delete(s, "internalCIDR") }},
+		{"another list", "does not begin with spec.internalCIDR", func(s object) { s["internalCIDRs"] = []string{"fd80::/64"} }},
+		{"one family twice", "has two CIDRs of one family", func(s object) {
+			s["local"].(object)["externalCIDRs"] = []string{"10.70.0.0/16", "10.72.0.0/16"}
+		}},
 		{"bits", "has bits to the right", func(s object) { s["internalCIDR"] = "10.80.0.1/24" }},
 		{"lengths", "differ in length", func(s object) {
 			s["remote"].(object)["podCIDRs"] = []object{{"cidr": "10.0.0.0/16", "remap": "10.61.0.0/17"}}

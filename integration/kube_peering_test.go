@@ -33,6 +33,19 @@ type peeringLab struct {
 	gateway     *peerProcess
 	imports     string // namespace for what the peer exports
 	services    object // spec.services
+	// families of what the objects say; nil: IPv4
+	families []peerFamily
+}
+
+// all returns a text in each family.
+func (p *peeringLab) all(text string) (texts []string) {
+	for _, f := range p.families {
+		texts = append(texts, f.of(text))
+	}
+	if texts == nil {
+		texts = []string{text}
+	}
+	return texts
 }
 
 // newPeeringLabs builds two clusters with the same CIDRs. flags are more flags of rome's API
@@ -67,10 +80,13 @@ func (p *peeringLab) apply(all ...object) {
 
 // node is a Node as kubelet and the controller manager make it.
 func (p *peeringLab) node(n *kubeNode) object {
+	addresses := []object{{"type": "Hostname", "address": n.name}}
+	for i, a := range p.all(p.address(n.number)) { // an apply has one of each type
+		addresses = append(addresses, object{"type": []string{"InternalIP", "ExternalIP"}[i], "address": a})
+	}
 	return object{"apiVersion": "v1", "kind": "Node", "metadata": object{"name": n.name},
-		"spec": object{"podCIDR": p.pod(n, 0) + "/24", "podCIDRs": []string{p.pod(n, 0) + "/24"}},
-		"status": object{"addresses": []object{{"type": "InternalIP", "address": p.address(n.number)},
-			{"type": "Hostname", "address": n.name}}}}
+		"spec":   object{"podCIDR": p.all(p.pod(n, 0) + "/24")[0], "podCIDRs": p.all(p.pod(n, 0) + "/24")},
+		"status": object{"addresses": addresses}}
 }
 
 // template applies what culvert kube template prints.
@@ -93,16 +109,25 @@ func (p *peeringLab) template(args ...string) {
 
 // peering returns the Peering of this cluster.
 func (p *peeringLab) peering() object {
+	remaps := func(cidr, remap string) (all []object) {
+		for i, c := range p.all(cidr) {
+			all = append(all, object{"cidr": c, "remap": p.all(remap)[i]})
+		}
+		return all
+	}
+	internal, external := p.all(p.internalCIDR()), p.all(p.external)
+	remote := remaps(p.remote.external, p.remote.seenExt)
 	spec := object{
-		"cluster": p.name, "peer": p.remote.name, "role": "Server", "mtu": kubeMTU, "internalCIDR": p.internalCIDR(),
-		"local": object{"podCIDRs": []string{p.podCIDR()}, "externalCIDR": p.external},
-		"remote": object{
-			"podCIDRs":     []object{{"cidr": p.remote.pods, "remap": p.remote.seenPods}},
-			"externalCIDR": object{"cidr": p.remote.external, "remap": p.remote.seenExt},
-		},
+		"cluster": p.name, "peer": p.remote.name, "role": "Server", "mtu": kubeMTU, "internalCIDR": internal[0],
+		"local":  object{"podCIDRs": p.all(p.podCIDR()), "externalCIDR": external[0]},
+		"remote": object{"podCIDRs": remaps(p.remote.pods, p.remote.seenPods), "externalCIDR": remote[0]},
+	}
+	if len(internal) > 1 {
+		spec["internalCIDRs"] = internal
+		spec["local"].(object)["externalCIDRs"], spec["remote"].(object)["externalCIDRs"] = external, remote
 	}
 	if p.mode == "client" {
-		spec["role"], spec["endpoint"] = "Client", p.remote.peering+":51840"
+		spec["role"], spec["endpoint"] = "Client", p.all(p.remote.peering + ":51840")[0]
 	}
 	if p.imports != "" {
 		spec["imports"] = p.imports
@@ -202,7 +227,8 @@ func (p *peeringLab) startGateway(pod string) {
 	p.t.Helper()
 	p.gateway = p.gatewayHost.startAs(unprivilegedUID, unprivilegedUID, os.Getenv(binaryEnv), "gateway", "--kube",
 		"--name="+p.remote.name, "--namespace="+peeringNamespace,
-		"--node-name="+kubeNodes[p.on].name, "--pod-name="+pod, "--pod-ips="+p.kubeLab.gateway(),
+		"--node-name="+kubeNodes[p.on].name, "--pod-name="+pod,
+		"--pod-ips="+strings.Join(p.all(p.kubeLab.gateway()), ","),
 		"--metrics-address="+metricsAddress,
 		"--health-probe-bind-address="+healthAddress, "--kubeconfig="+p.api.kubeconfigOf(peeringNamespace,
 			"culvert-"+p.remote.name))
@@ -310,11 +336,17 @@ func (p *peeringLab) publicKey() (key *ecdh.PublicKey) {
 func (p *peeringLab) masquerade() {
 	p.t.Helper()
 	for _, node := range p.nodes {
-		node.feed(fmt.Sprintf(`table ip cni { chain postrouting { type nat hook postrouting priority 100
-	ip saddr %[1]s ip daddr != %[1]s masquerade
-	ip saddr != %[1]s ip daddr %[1]s masquerade
+		for _, c := range p.all(p.podCIDR()) {
+			family := "ip"
+			if strings.Contains(c, ":") {
+				family = "ip6"
+			}
+			node.feed(fmt.Sprintf(`table %[2]s cni { chain postrouting { type nat hook postrouting priority 100
+	%[2]s saddr %[1]s %[2]s daddr != %[1]s masquerade
+	%[2]s saddr != %[1]s %[2]s daddr %[1]s masquerade
 }; }
-`, p.podCIDR()), "nft", "-f", "-")
+`, c, family), "nft", "-f", "-")
+		}
 	}
 }
 

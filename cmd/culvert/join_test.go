@@ -26,7 +26,7 @@ func TestJoinFlags(t *testing.T) {
 		"--avoid rome=10.48.0.0/12":                             `--avoid: "rome=10.48.0.0/12"`,
 		"--pod-cidr 10.48.0.0/12":                               `--pod-cidr: "10.48.0.0/12": want NAME=CIDR`,
 		"--pod-cidr rome=10.48.0.0/99":                          `--pod-cidr: "10.48.0.0/99"`,
-		"--pod-cidr rome=fd00::/64":                             `--pod-cidr: "fd00::/64" is no IPv4 CIDR`,
+		"--pod-cidr rome=64:ff9b::/96":                          "--pod-cidr: 64:ff9b::/96 overlaps 64:ff9b::/96, whose addresses",
 		"--pod-cidr rome=127.0.0.0/8":                           "--pod-cidr: 127.0.0.0/8 has addresses that routers do not forward to",
 		"--push x.example/a --image x":                          "--push: it makes the image that --image names: give one of the two",
 		"--services all,shop":                                   `--services: "all,shop": want all, none, or names of namespaces with commas`,

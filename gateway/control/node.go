@@ -54,8 +54,8 @@ type NodeLink struct {
 	VNI            uint32     `json:"vni"`
 	MTU            int        `json:"mtu"`
 	Underlay       netip.Addr `json:"underlay"`       // of the gateway
-	Address        netip.Addr `json:"address"`        // of this node in the tunnel
-	GatewayAddress netip.Addr `json:"gatewayAddress"` // of the gateway in the tunnel
+	Address        netip.Addr `json:"address"`        // of this node in the tunnel; of two the IPv4 one
+	GatewayAddress netip.Addr `json:"gatewayAddress"` // of the gateway in the tunnel, likewise
 
 	// Of a carried link.
 	Answers         bool     `json:"answers"`              // the gateway has answered ARP in the last seconds

@@ -39,7 +39,8 @@ type resource struct {
 
 type internalFabric struct {
 	resource
-	link links.Link // without VNI and Address
+	link    links.Link // without VNI and Address
+	gateway netip.Addr // of the link
 }
 
 type tunnel struct {
@@ -196,7 +197,8 @@ func readFabric(o *objects.Object, r resource) *internalFabric {
 	f := &internalFabric{link: links.Link{Name: spec.Interface.Node.Name, MTU: spec.MTU}}
 	if len(r.faults) == 0 {
 		f.link.Remote = r.host("spec.gatewayIP", spec.GatewayIP)
-		f.link.Gateway = r.host("spec.interface.gateway.ip", spec.Interface.Gateway.IP)
+		f.gateway = r.host("spec.interface.gateway.ip", spec.Interface.Gateway.IP)
+		f.link.Gateway = geneve.PairOf(f.gateway)
 		if name := f.link.Name; name == "" || len(name) > 15 || name == "." || name == ".." ||
 			strings.ContainsAny(name, "/: \t\n") {
 			r.add("spec.interface.node.name", "%q is no name of a link; want 1 to 15 bytes", name)
@@ -308,15 +310,15 @@ func (s *State) Desired(now time.Time) Desired {
 			first := d.Origin[f.link.Name]
 			fault(liqo.KindFabric, &f.resource, "spec.interface.node.name: %s is the name of InternalFabric %s/%s",
 				f.link.Name, first.Namespace, first.Name)
-		case own.address.Is4() != f.link.Gateway.Is4():
+		case own.address.Is4() != f.gateway.Is4():
 			served[t.of] = true
 			fault(liqo.KindFabric, &f.resource,
 				"spec.interface.gateway.ip: %s and this node's %s are of different families",
-				f.link.Gateway, own.address)
+				f.gateway, own.address)
 		default:
 			served[t.of] = true
 			l := f.link
-			l.VNI, l.Address, l.Remote = t.vni, own.address, s.gateway(f)
+			l.VNI, l.Address, l.Remote = t.vni, geneve.PairOf(own.address), s.gateway(f)
 			d.Links = append(d.Links, l)
 			d.Origin[l.Name] = f.meta
 		}

@@ -20,6 +20,7 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/gateway/node/links"
+	"culvert/geneve"
 	"culvert/integration/need"
 	"culvert/kube"
 	"culvert/kube/liqo"
@@ -58,10 +59,10 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // ofN1 are the links that the captured resources describe for node n1.
 var ofN1 = []links.Link{
-	{Name: "liqo.gmn5mr9h7p", VNI: 1, MTU: 1340, Remote: addr("10.244.0.7"), Address: addr("10.80.0.2"),
-		Gateway: addr("10.80.0.3")},
-	{Name: "liqo.s4r5pgz9fk", VNI: 3, MTU: 1340, Remote: addr("10.244.0.8"), Address: addr("10.80.0.2"),
-		Gateway: addr("10.80.0.4")},
+	{Name: "liqo.gmn5mr9h7p", VNI: 1, MTU: 1340, Remote: addr("10.244.0.7"), Address: geneve.PairOf(addr("10.80.0.2")),
+		Gateway: geneve.PairOf(addr("10.80.0.3"))},
+	{Name: "liqo.s4r5pgz9fk", VNI: 3, MTU: 1340, Remote: addr("10.244.0.8"), Address: geneve.PairOf(addr("10.80.0.2")),
+		Gateway: geneve.PairOf(addr("10.80.0.4"))},
 }
 
 func texts(d Desired) (all []string) {

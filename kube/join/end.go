@@ -109,7 +109,7 @@ func (e *End) decide() error {
 	}
 	e.explain(named.Imports)
 	if e.Spec.Role == "Server" && e.wants.Expose == "NodePort" && o.Endpoint == "" && !e.Found.Address.IsValid() {
-		return errors.New("--endpoint: missing; no Node has an IPv4 address by which a node port is reached")
+		return errors.New("--endpoint: missing; no Node has an address by which a node port is reached")
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func (o *Options) alone(ctx context.Context, at, name string) (*Site, error) {
 }
 
 func (e *End) propose(ctx context.Context, peer terms.Peer) (err error) {
-	if e.Spec, e.Lines, err = e.Found.Propose(peer, netip.Prefix{}, nil); err == nil {
+	if e.Spec, e.Lines, err = e.Found.Propose(peer, nil, nil); err == nil {
 		err = e.complete(ctx)
 	}
 	return e.of(err)
@@ -103,7 +103,11 @@ func (e *End) Message(ctx context.Context) (i *terms.Invitation, err error) {
 			i.Pods = append(i.Pods, p)
 		}
 	}
-	i.External, _ = netip.ParsePrefix(e.Spec.Local.ExternalCIDR)
+	for _, c := range e.Spec.Local.Externals() {
+		if p, err := netip.ParsePrefix(c); err == nil {
+			i.External = append(i.External, p)
+		}
+	}
 	return i, nil
 }
 

@@ -34,7 +34,7 @@ func sees(spec *peering.Spec) (all []Seen) {
 	for _, r := range spec.Remote.PodCIDRs {
 		all = append(all, Seen{spec.Peer, "pods", r.CIDR, cmp.Or(r.Remap, r.CIDR)})
 	}
-	if r := spec.Remote.ExternalCIDR; r != nil {
+	for _, r := range spec.Remote.Externals() {
 		all = append(all, Seen{spec.Peer, "nodes and Services", r.CIDR, cmp.Or(r.Remap, r.CIDR)})
 	}
 	return all

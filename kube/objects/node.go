@@ -59,12 +59,13 @@ func ReadNode(o *Object) (n Node, fault string) {
 	return n, fault
 }
 
-// IPv4 returns the first IPv4 address of a type; invalid: there is none.
-func (n *Node) IPv4(kind string) netip.Addr {
+// AddressesOf returns the addresses of a type. The first one is of the family that the cluster's
+// Services have unless they ask for another.
+func (n *Node) AddressesOf(kind string) (all []netip.Addr) {
 	for _, a := range n.Addresses {
-		if addr, err := ParseAddr(a.Address); err == nil && addr.Is4() && a.Type == kind {
-			return addr
+		if addr, err := ParseAddr(a.Address); err == nil && a.Type == kind {
+			all = append(all, addr)
 		}
 	}
-	return netip.Addr{}
+	return all
 }

@@ -49,10 +49,10 @@ func ReadPod(o *Object) (p Pod, fault string) {
 // Ended reports whether none of the Pod's containers will run again.
 func (p *Pod) Ended() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
 
-// IPv4 returns the Pod's IPv4 addresses.
-func (p *Pod) IPv4() (all []netip.Addr) {
+// Addresses returns the Pod's addresses.
+func (p *Pod) Addresses() (all []netip.Addr) {
 	for _, ip := range p.Status.PodIPs {
-		if a, err := ParseAddr(ip.IP); err == nil && a.Is4() {
+		if a, err := ParseAddr(ip.IP); err == nil {
 			all = append(all, a)
 		}
 	}

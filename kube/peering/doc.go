@@ -69,5 +69,9 @@
 // it, so its token is of no use to reach Services. To package exports, the Services with
 // LabelExport and those of ServiceExports are one list.
 //
-// Only IPv4 crosses these peerings so far.
+// # Families
+//
+// Pods, tunnels and remaps may have IPv4, IPv6 or both. A node has the same number in the internal
+// CIDR of each family, so that status has one address of it, and a second family assigns nothing
+// anew. Services have addresses of IPv4 alone so far.
 package peering

@@ -79,14 +79,15 @@ func (g *Gateway) exportTo(d *Plan) {
 		return
 	}
 	held := map[string]netip.Addr{}
-	taken := map[netip.Addr]bool{g.good.UnknownSource(): true}
+	external := g.good.exportCIDR()
+	taken := map[netip.Addr]bool{g.good.UnknownSource().V4: true}
 	stored := map[string]string{}
 	for i := range g.peering.Status.Exports {
 		s := &g.peering.Status.Exports[i]
 		stored[s.key()] = s.Address
 		a, err := netip.ParseAddr(s.Address)
 		if e := g.exported[s.key()]; err == nil && e != nil && e.refused == "" &&
-			g.good.External.Contains(a) && !taken[a] {
+			external.Contains(a) && !taken[a] {
 			held[s.key()], taken[a] = a, true
 		}
 	}
@@ -105,9 +106,8 @@ func (g *Gateway) exportTo(d *Plan) {
 		key := e.Meta.Namespace + "/" + e.Meta.Name
 		a, ok := held[key]
 		if !ok {
-			if a, ok = freeAddress(g.good.External, key, taken); !ok {
-				d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name,
-					externalFull(g.good.External))
+			if a, ok = freeAddress(external, key, taken); !ok {
+				d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(external))
 				d.ExternalFull = true
 				continue
 			}
@@ -160,9 +160,20 @@ func (e *exported) serviceName() service.Name {
 	return service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}
 }
 
+// exportCIDR returns the CIDR from which exported Services have their addresses; invalid: there is
+// none of IPv4.
+func (p *Peering) exportCIDR() netip.Prefix {
+	for _, c := range p.External {
+		if c.Addr().Is4() {
+			return c
+		}
+	}
+	return netip.Prefix{}
+}
+
 func externalFull(external netip.Prefix) string {
 	if !external.IsValid() {
-		return "missing; exported Services have their addresses from it"
+		return "missing, one of IPv4; exported Services have their addresses from it"
 	}
 	return fmt.Sprintf("%s has no address left", external)
 }
@@ -177,7 +188,8 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 			strings.Compare(a, b))
 	})
 	owners, total, addresses := map[string]string{}, 0, 0
-	if e := g.good.External; e.IsValid() {
+	external := g.good.exportCIDR()
+	if e := external; e.IsValid() {
 		addresses = 1<<(32-e.Bits()) - 1 // the first one stands for unknown sources
 	}
 	shares := newShares[*exported](maxPorts, max(addresses, 1))
@@ -200,7 +212,7 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 				total, maxPorts)
 			continue
 		} else if addresses > 0 && len(all) == addresses { // without any, each Service says so
-			d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(g.good.External))
+			d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(external))
 			d.ExternalFull = true
 			continue
 		} else {

@@ -216,7 +216,7 @@ func (g *Gateway) Plan() *Plan {
 		return d
 	}
 	d.Peering = g.good
-	d.Status.Accepted = &g.good.spec
+	d.Status.Accepted, d.Status.PodsSeenAs = &g.good.spec, g.good.podsSeenAs()
 	own := len(d.Faults)
 	d.Status.Nodes = g.assign(d)
 	g.connect(d)
@@ -308,7 +308,7 @@ func (t *tunnelNode) uses(a netip.Addr) bool { return t != nil && (t.local == a 
 // takes the next term, and an active one that sees another gateway with a higher term is ousted.
 func (g *Gateway) active() (a *Active, ousted bool) {
 	a = &Active{Pod: g.self.Pod, Node: g.self.Node, Term: 1, Addresses: []string{}}
-	for _, four := range []bool{true, false} { // nodes use the first, and can except only IPv4 from masquerade
+	for _, four := range []bool{true, false} { // of two that a node can reach it uses the first
 		for _, addr := range g.self.Addresses {
 			if addr.Is4() == four {
 				a.Addresses = append(a.Addresses, addr.String())
@@ -330,35 +330,34 @@ func (g *Gateway) active() (a *Active, ousted bool) {
 }
 
 // assign gives each Node a VNI and an internal address. Assigned ones stay as long as the Peering's
-// internalCIDR does.
+// internal CIDRs do.
 func (g *Gateway) assign(d *Plan) []Assigned {
 	p := g.good
 	have := map[string]Assigned{}
-	vnis, addresses := map[uint32]bool{}, map[string]bool{p.GatewayAddress().String(): true}
+	vnis, addresses := map[uint32]bool{}, map[rules.Pair]bool{}
 	for _, a := range g.peering.Status.Nodes {
-		addr, err := netip.ParseAddr(a.Address)
-		if g.nodes[a.Name] == nil || a.VNI == 0 || a.VNI > maxVNI || vnis[a.VNI] || err != nil ||
-			addresses[a.Address] || !p.Internal.Contains(addr) {
+		at, ok := p.NodeAddress(a.Address)
+		if g.nodes[a.Name] == nil || a.VNI == 0 || a.VNI > maxVNI || vnis[a.VNI] || !ok || addresses[at] {
 			continue
 		}
-		have[a.Name], vnis[a.VNI], addresses[a.Address] = a, true, true
+		have[a.Name], vnis[a.VNI], addresses[at] = a, true, true
 	}
 	all := []Assigned{}
-	// without the network's, the last and the gateway's address
-	next, room := uint32(0), uint32(1)<<(32-p.Internal.Bits())-3
+	next, room := uint32(0), p.room()
 	for _, name := range slices.Sorted(maps.Keys(g.nodes)) {
 		if a, ok := have[name]; ok {
 			all = append(all, a)
 			continue
 		}
 		a, ok := Assigned{Name: name}, false
-		for !ok && next < min(room, maxVNI) {
+		for !ok && next < room {
 			next++
-			a.VNI, a.Address = next, nth(p.Internal, next+1).String()
-			ok = !vnis[a.VNI] && !addresses[a.Address]
+			at, _ := p.nthNode(next + 1)
+			a.VNI, a.Address = next, at.First().String()
+			ok = !vnis[a.VNI] && !addresses[at]
 		}
 		if !ok {
-			d.fault("", "spec.internalCIDR: %s has no address left for node %s", p.Internal, name)
+			d.fault("", "%s: %v has no address left for node %s", p.internalField(0), p.Internal[0], name)
 			continue
 		}
 		all = append(all, a)
@@ -366,19 +365,20 @@ func (g *Gateway) assign(d *Plan) []Assigned {
 	return all
 }
 
+// room returns how many nodes the internal CIDRs have addresses for: all but the network's, the
+// gateway's and the last one.
+func (p *Peering) room() uint32 {
+	room := uint32(maxVNI)
+	for _, c := range p.Internal {
+		if bits := c.Addr().BitLen() - c.Bits(); bits < 24 {
+			room = min(room, 1<<bits-3)
+		}
+	}
+	return room
+}
+
 // maxVNI is the largest VNI of a Geneve header (RFC 8926, Section 3.4).
 const maxVNI = 1<<24 - 1
-
-// nth returns the n-th address of an IPv4 prefix.
-func nth(p netip.Prefix, n uint32) netip.Addr {
-	a := p.Addr().As4()
-	for i := 3; i >= 0; i-- {
-		n += uint32(a[i])
-		a[i] = byte(n)
-		n >>= 8
-	}
-	return netip.AddrFrom4(a)
-}
 
 // connect configures the gateway's ends of the tunnels. A node is connected only once the API
 // server has its assignment, so that no other gateway or agent uses a different one.
@@ -410,14 +410,12 @@ func (g *Gateway) connect(d *Plan) {
 		if missing != "" {
 			d.lacks(a.Name, missing)
 		}
-		address, err := netip.ParseAddr(a.Address)
-		if !underlay.IsValid() || err != nil { // there is no error: assign has made it
+		if !underlay.IsValid() {
 			continue
 		}
-		d.Nodes = append(d.Nodes, config.Node{
-			Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay, Address: rules.PairOf(address),
-			PodCIDRs: pods[a.Name],
-		})
+		address, _ := g.good.NodeAddress(a.Address) // assign has made it
+		d.Nodes = append(d.Nodes, config.Node{Name: a.Name, VNI: geneve.VNI(a.VNI), Underlay: underlay,
+			Address: address, PodCIDRs: pods[a.Name]})
 	}
 	for name := range g.nodes {
 		if !assigned[name] {
@@ -505,15 +503,11 @@ func (g *Gateway) otherOwner(of string, a netip.Addr) string {
 func (d *Plan) Config(base *config.Config) *config.Config {
 	c, p := *base, d.Peering
 	c.WireGuard.PeerPublicKey, c.WireGuard.Endpoint = p.PublicKey, p.Endpoint
-	c.Geneve.GatewayAddress = rules.PairOf(p.GatewayAddress())
+	c.Geneve.GatewayAddress = p.GatewayAddress()
 	c.Geneve.SourceCheck = nat.SourceCheckNode
 	c.Geneve.Nodes, c.Services = d.Nodes, d.Services
-	c.Local = config.LocalNetwork{PodCIDRs: p.Pods}
-	c.UnknownSource = rules.Pair{}
-	if p.External.IsValid() {
-		c.Local.ExternalCIDRs = []netip.Prefix{p.External}
-		c.UnknownSource = rules.PairOf(p.UnknownSource())
-	}
+	c.Local = config.LocalNetwork{PodCIDRs: p.Pods, ExternalCIDRs: p.External}
+	c.UnknownSource = p.UnknownSource()
 	if c.Remote, c.Admit = p.Remote, p.Admit; c.Admit == config.AdmitExports {
 		c.Exports = d.Admitted
 	}

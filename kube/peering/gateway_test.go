@@ -76,7 +76,9 @@ func TestBadPeering(t *testing.T) {
 		{"mtu: 1400", "podsFrom: Calico", `spec.podsFrom: "Calico" is neither Nodes nor Pods`},
 		{"mtu: 1400", "admit: Some", `spec.admit: "Some" is neither All nor Exports`},
 		{"10.80.0.0/24", "10.80.0.0/31", "spec.internalCIDR: 10.80.0.0/31 has no room"},
-		{"10.80.0.0/24", "fd00::/64", `spec.internalCIDR: "fd00::/64" is no IPv4 CIDR`},
+		{"10.80.0.0/24", "fd80::/64", "spec.local.podCIDRs[0]: 10.244.0.0/16 is IPv4, of which spec.internalCIDRs has no CIDR"},
+		{"10.80.0.0/24", "fd80::/127", "spec.internalCIDR: fd80::/127 has no room"},
+		{"  internalCIDR: 10.80.0.0/24\n", "", "spec.internalCIDR: missing"},
 		{"10.80.0.0/24", "10.80.0.1/24",
 			"spec.internalCIDR: 10.80.0.1/24 has bits to the right of its length; want 10.80.0.0/24"},
 		{"podCIDRs: [10.244.0.0/16]", "podCIDRs: []", "spec.local.podCIDRs: missing"},
@@ -111,6 +113,117 @@ func TestBadPeering(t *testing.T) {
 	u.Object["status"] = map[string]any{"publicKey": own.Status.PublicKey}
 	if p := PeeringOf(u); !strings.Contains(p.Fault(), "spec.publicKey: is the key of this cluster's own gateway") {
 		t.Errorf("its own key: %q", p.Fault())
+	}
+}
+
+// TestBadFamilies: of IPv6, each fault names its field, and what to write.
+func TestBadFamilies(t *testing.T) {
+	const pods, internal = "podCIDRs: [10.244.0.0/16], ext", "internalCIDR: 10.80.0.0/24"
+	const remap, ours = "{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}", "podCIDRs: [10.244.0.0/16, 'fd00:244::/56'], ext"
+	const dual = "internalCIDRs: [10.80.0.0/24, 'fd80::/64']"
+	peers := func(cidr, remap string) string {
+		return fmt.Sprintf("{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}, {cidr: '%s', remap: '%s'}", cidr, remap)
+	}
+	for _, c := range []struct {
+		with []string
+		want string // "": nothing is wrong
+	}{
+		{[]string{internal, dual, pods, ours, remap, peers("fd00:244::/56", "fd61::/56")}, ""},
+		{[]string{internal, internal + "\n  " + dual, pods, ours, remap, peers("fd00:244::/56", "fd61::/56")}, ""},
+		{[]string{internal, "internalCIDR: 10.81.0.0/24\n  " + dual},
+			"spec.internalCIDRs[0]: 10.80.0.0/24 is not spec.internalCIDR, 10.81.0.0/24; the list begins with what that has"},
+		{[]string{internal, "internalCIDRs: [10.80.0.0/24, 10.81.0.0/24]"},
+			"spec.internalCIDRs[1]: 10.81.0.0/24 is IPv4, as 10.80.0.0/24 is; want at most one of each family"},
+		{[]string{pods, ours}, "spec.local.podCIDRs[1]: fd00:244::/56 is IPv6, of which spec.internalCIDRs has no CIDR; add one, or " +
+			"leave this one out"},
+		{[]string{remap, peers("fd00:244::/56", "fd61::/56")}, "spec.remote.podCIDRs[1].remap: fd61::/56 is IPv6, of which"},
+		{[]string{internal, dual, remap, peers("fd00:244::/56", "2001:db8::/56")},
+			"spec.remote.podCIDRs[1].remap: 2001:db8::/56 is not within fc00::/7; a remap has unique local addresses"},
+		{[]string{internal, dual, remap, peers("fd00:244::/56", "fd61::/48")},
+			"spec.remote.podCIDRs[1].remap: fd61::/48 and fd00:244::/56 differ in length; a remap is 1:1, want a /56"},
+		{[]string{internal, dual, remap, peers("fd00:244::/56", "10.62.0.0/16")},
+			"spec.remote.podCIDRs[1].remap: 10.62.0.0/16 is IPv4, and fd00:244::/56 is not; nothing translates"},
+		{[]string{internal, dual, remap, peers("64:ff9b::/96", "fd61::/96")},
+			"spec.remote.podCIDRs[1].cidr: 64:ff9b::/96 overlaps 64:ff9b::/96, whose addresses stand for those of IPv4 (NAT64)"},
+		{[]string{internal, dual, remap, peers("fe80::/64", "fd61::/64")},
+			"spec.remote.podCIDRs[1].cidr: fe80::/64 has addresses that routers do not forward to"},
+		{[]string{internal, dual, remap, peers("::ffff:10.0.0.0/112", "fd61::/112")}, "spec.remote.podCIDRs[1].cidr: "},
+		{[]string{internal, dual, remap, peers("fd00::/8", "fd00::/8")},
+			"spec.remote.podCIDRs[1].cidr: fd00::/8 is shorter than /16"},
+		{[]string{internal, dual, remap, peers("fd00:244::1/128", "fd61::1/128")}, ""},
+		{[]string{internal, dual, remap, peers("fd00:244::/48", "fd61::/48")}, ""},
+		{[]string{internal, "internalCIDRs: [10.80.0.0/24, 'fd80::/128']"},
+			"spec.internalCIDRs[1]: fd80::/128 has no room for a gateway and a node"},
+		{[]string{internal, dual, "mtu: 1400", "mtu: 1279"},
+			"spec.mtu: 1279, and spec.internalCIDRs[1] is IPv6, which needs 1280; write that or more"},
+		{[]string{internal, dual, "externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}",
+			"externalCIDRs: [{cidr: 10.70.0.0/24, remap: 10.71.0.0/24}, {cidr: 'fd70::/112', remap: 'fd80::/112'}]"},
+			"spec.remote.externalCIDRs[1].remap: fd80::/112 overlaps spec.internalCIDRs[1] (fd80::/64); choose a remap"},
+	} {
+		if got := readIn(t, c.with...).Fault(); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%q: %q, want %q", c.with, got, c.want)
+		}
+	}
+}
+
+// dual are changes of romeToMilan for both families.
+var dual = []string{"internalCIDR: 10.80.0.0/24", "internalCIDRs: [10.80.0.0/24, 'fd80::/64']",
+	"podCIDRs: [10.244.0.0/16], externalCIDR: 10.70.0.0/24",
+	"podCIDRs: [10.244.0.0/16, 'fd00:244::/56'], externalCIDRs: [10.70.0.0/24, 'fd70::/112']",
+	"remap: 10.61.0.0/16}", "remap: 10.61.0.0/16}, {cidr: 'fd00:244::/56', remap: 'fd61::/56'}",
+	"externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}",
+	"externalCIDRs: [{cidr: 10.70.0.0/24, remap: 10.71.0.0/24}, {cidr: 'fd70::/112', remap: 'fd71::/112'}]"}
+
+// TestDual: a Peering that gets IPv6 keeps what was assigned, its gateway and nodes have addresses
+// of both families, and one that loses it is as before.
+func TestDual(t *testing.T) {
+	g := rome(t)
+	before := g.Plan()
+	for n := 1; n <= 2; n++ {
+		g.nodes[fmt.Sprint("node", n)] = readNode(object(t, fmt.Sprintf(nodeText, n), fmt.Sprintf("podCIDRs: [10.244.%d.0/24]", n),
+			fmt.Sprintf("podCIDRs: ['fd00:244:0:%d::/64', 10.244.%[1]d.0/24]", n)))
+	}
+	if d := g.Plan(); len(d.Faults) > 0 || text(t, d.Nodes) != text(t, before.Nodes) {
+		t.Errorf("CIDRs of IPv6 that the Peering does not carry: %q, %v", d.Faults, d.Nodes)
+	}
+	p := readIn(t, dual...)
+	p.Status = before.Status
+	g.put(p)
+	d := g.Plan()
+	if len(d.Faults)+len(d.Unready) > 0 || text(t, d.Status.Nodes) != text(t, before.Status.Nodes) {
+		t.Fatalf("%q, %q, %s", d.Faults, d.Unready, text(t, d.Status.Nodes))
+	}
+	c := d.Config(d.Peering.Base(base()))
+	need.NoError(t, config.Check(c))
+	if got := fmt.Sprint(c.Geneve.GatewayAddress, c.UnknownSource, c.Geneve.Nodes[1].Address,
+		c.Geneve.Nodes[1].PodCIDRs, c.Remote[1], c.Remote[3]); got != "10.80.0.1, fd80::1 10.70.0.0, fd70:: 10.80.0.3, fd80::3 "+
+		"[fd00:244:0:2::/64 10.244.2.0/24] {fd00:244::/56 fd61::/56 false} {fd70::/112 fd71::/112 true}" {
+		t.Error(got)
+	}
+	if d.Status.PodsSeenAs != "10.61.0.0/16, fd61::/56" {
+		t.Error(d.Status.PodsSeenAs)
+	}
+	delete(g.nodes, "node1")
+	g.nodes["node1"] = nodeObject(t, 1)
+	if d = g.Plan(); len(d.Faults) != 1 || d.Faults[0] != "Node node1: spec.podCIDRs: none of IPv6, of which "+
+		"spec.local.podCIDRs of Peering milan has some; give the node one, or leave IPv6 out there" ||
+		len(d.Nodes) != 2 {
+		t.Errorf("a node without IPv6: %q", d.Faults)
+	}
+	p = readIn(t)
+	p.Status = before.Status
+	g.put(p)
+	if d = g.Plan(); text(t, d.Nodes[1].Address) != text(t, before.Nodes[1].Address) {
+		t.Errorf("IPv6 is gone: %v", d.Nodes)
+	}
+	// a cluster of IPv6 alone has the same numbers
+	g.put(readIn(t, "internalCIDR: 10.80.0.0/24", "internalCIDR: 'fd80::/64'",
+		"podCIDRs: [10.244.0.0/16], externalCIDR: 10.70.0.0/24", "podCIDRs: ['fd00:244::/56']",
+		"{cidr: 10.244.0.0/16, remap: 10.61.0.0/16}", "{cidr: 'fd00:244::/56', remap: 'fd61::/56'}",
+		"    externalCIDR: {cidr: 10.70.0.0/24, remap: 10.71.0.0/24}\n", ""))
+	if d = g.Plan(); text(t, d.Status.Nodes) !=
+		`[{"name":"node1","vni":1,"address":"fd80::2"},{"name":"node2","vni":2,"address":"fd80::3"}]` {
+		t.Errorf("%q, %s", d.Faults, text(t, d.Status.Nodes))
 	}
 }
 
@@ -284,7 +397,7 @@ func TestNodesThatAreNotReady(t *testing.T) {
 			}, 2},
 		{"no pod CIDR", "", "Node node2: spec.podCIDRs: missing; set spec.podsFrom of Peering milan to Pods",
 			func(g *Gateway) { g.nodes["node2"].pods = nil }, 2},
-		{"IPv6 alone", "", "Node node2: spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far",
+		{"IPv6 alone", "", "Node node2: spec.podCIDRs: none of IPv4, of which spec.local.podCIDRs of Peering milan has some",
 			func(g *Gateway) {
 				g.nodes["node2"].pods = []netip.Prefix{netip.MustParsePrefix("fd00:244:2::/64")}
 			}, 2},

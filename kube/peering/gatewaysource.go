@@ -95,7 +95,7 @@ type GatewaySource struct {
 	// For the writer of the status only.
 	pace   pace
 	stale  *unstructured.Unstructured // the version before the one that was written last
-	pruned bool                       // the API server, with an older CRD, has not kept status.accepted
+	pruned bool                       // the API server, with an older CRD, has not kept all of the status
 }
 
 // NewGatewaySource returns the source of a gateway. Await and then Run make it work.

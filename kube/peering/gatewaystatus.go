@@ -47,6 +47,9 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 	if s.pruned && have.Accepted == nil {
 		want.Accepted = nil // alone no reason to write; the CRD may be newer at the next one
 	}
+	if s.pruned && have.PodsSeenAs == "" {
+		want.PodsSeenAs = ""
+	}
 	if readable && same(&have, &want) {
 		s.pace.urgent = have.urgent()
 		return nil
@@ -65,7 +68,8 @@ func (s *GatewaySource) writeStatus(ctx context.Context, u *unstructured.Unstruc
 		s.stale = u
 	}
 	if err == nil {
-		s.pruned = PeeringOf(written).Status.Accepted == nil
+		stored := &PeeringOf(written).Status
+		s.pruned = stored.Accepted == nil || stored.PodsSeenAs != next.PodsSeenAs
 	}
 	if !apierrors.IsNotFound(err) {
 		s.loop.Causes.Log(ctx, "update", "peerings/status", err)

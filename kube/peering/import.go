@@ -103,21 +103,15 @@ func (p *Peering) seenExternal(a netip.Addr) (netip.Addr, string) {
 		if !r.External || !r.Real.Contains(a) {
 			continue
 		}
+		if a.Is6() {
+			return netip.Addr{}, fmt.Sprintf("%s is IPv6; imported Services have IPv4 addresses so far", a)
+		}
 		if a == r.Real.Addr() {
 			return netip.Addr{}, fmt.Sprintf("%s stands for all that are unknown there", a)
 		}
-		return nth(r.Remapped, offset(r.Real, a)), ""
+		return Remapped(a, r.Real, r.Remapped), ""
 	}
 	return netip.Addr{}, fmt.Sprintf("%s is not of its cluster's external CIDR, spec.remote.externalCIDR.cidr", a)
-}
-
-// offset returns the index of a among the addresses of an IPv4 prefix.
-func offset(p netip.Prefix, a netip.Addr) (n uint32) {
-	first, at := p.Addr().As4(), a.As4()
-	for i := range at {
-		n = n<<8 | uint32(at[i]^first[i])
-	}
-	return n
 }
 
 // badPorts returns the fault of one Service's ports; "" = none.

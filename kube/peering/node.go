@@ -153,8 +153,8 @@ func (p *Peering) former(was *Peering, takes func(*Peering) string) (former *Pee
 	return former, "; meanwhile this node goes on with the rest"
 }
 
-// pods returns addresses that a pod on this node and one elsewhere may have; invalid if the Nodes
-// do not say.
+// pods returns addresses that a pod on this node and one elsewhere may have, of IPv4 if they may;
+// invalid if the Nodes do not say.
 func (n *Node) pods() (here, elsewhere netip.Addr) {
 	for _, name := range slices.Sorted(maps.Keys(n.nodes)) {
 		at := &elsewhere
@@ -162,7 +162,7 @@ func (n *Node) pods() (here, elsewhere netip.Addr) {
 			at = &here
 		}
 		for _, c := range n.nodes[name].pods {
-			if !at.IsValid() && c.Addr().Is4() && c.Bits() <= 30 {
+			if (!at.IsValid() || at.Is6() && c.Addr().Is4()) && c.Bits() <= c.Addr().BitLen()-2 {
 				*at = nth(c, 2)
 			}
 		}
@@ -183,8 +183,10 @@ func inOrder(all map[string]*Peering) []*Peering {
 // fields visits the CIDRs of a Peering that become addresses and routes of nodes, with their
 // fields.
 func (p *Peering) fields(visit func(field string, c netip.Prefix) (stop bool)) {
-	if visit(internalField, p.Internal) {
-		return
+	for i, c := range p.Internal {
+		if visit(p.internalField(i), c) {
+			return
+		}
 	}
 	for i, r := range p.Remote {
 		if visit(p.remoteField(i), r.Remapped) {
@@ -252,13 +254,11 @@ func taken(p *Peering, first []netip.Prefix, api []netip.Addr, nodes map[string]
 
 // another is what to do about a CIDR that something else has.
 func another(field string) string {
-	if field == internalField {
+	if strings.HasPrefix(field, "spec.internalCIDR") {
 		return "; choose a CIDR that nothing uses"
 	}
 	return "; choose a remap that nothing uses"
 }
-
-const internalField = "spec.internalCIDR"
 
 // besides returns what a Peering, or a former version of it, would take of others; "" = nothing.
 // now is its present version, and had says what each was when it was accepted last. Who has
@@ -336,32 +336,46 @@ func (n *Node) peer(p *Peering) (peer NodePeer, missing string) {
 		return peer, "status.nodes: this node is not there yet; the gateway assigns its address"
 	}
 	a := p.Status.Nodes[i]
-	address, err := netip.ParseAddr(a.Address)
-	if err != nil || !p.Internal.Contains(address) || address == p.GatewayAddress() || a.VNI == 0 || a.VNI > maxVNI {
+	address, ok := p.NodeAddress(a.Address)
+	if !ok || a.VNI == 0 || a.VNI > maxVNI {
 		return peer, fmt.Sprintf("status.nodes[%d]: VNI %d and address %q are none of spec.internalCIDR %s", i, a.VNI,
-			a.Address, p.Internal)
+			a.Address, strings.Join(p.spec.Internals(), ", "))
 	}
 	active := p.Status.Active
 	if active == nil || len(active.Addresses) == 0 {
 		return peer, "status.active: there is no gateway yet"
 	}
-	gateway, err := netip.ParseAddr(active.Addresses[0])
-	if err != nil || !isHost(gateway) {
-		return peer, fmt.Sprintf("status.active.addresses[0]: %q is no address of a host", active.Addresses[0])
+	var gateway netip.Addr
+	used := 0
+	for i, text := range active.Addresses {
+		at, err := netip.ParseAddr(text)
+		if err != nil || !isHost(at) {
+			return peer, fmt.Sprintf("status.active.addresses[%d]: %q is no address of a host", i, text)
+		}
+		if !gateway.IsValid() || !n.sends(gateway) && n.sends(at) {
+			gateway, used = at, i
+		}
 	}
 	if slices.ContainsFunc(p.Remote, func(r rules.RemoteCIDR) bool { return r.Remapped.Contains(gateway) }) {
-		return peer, fmt.Sprintf("status.active.addresses[0]: %s is an address of the other cluster", gateway)
+		return peer, fmt.Sprintf("status.active.addresses[%d]: %s is an address of the other cluster", used, gateway)
 	}
 	l := links.Link{Of: p.Metadata.Name, Name: linkName(p.Metadata.Name), VNI: geneve.VNI(a.VNI), MTU: p.MTU,
-		Remote: gateway, Address: address, Gateway: p.GatewayAddress()}
+		Remote: gateway, Address: geneve.Pair(address), Gateway: geneve.Pair(p.GatewayAddress())}
 	peer = NodePeer{
 		Peering: p.Metadata.Name, Here: active.Node == n.name, Link: l,
-		Routes: remote.Peer{Name: p.Metadata.Name, Link: l.Name, Gateway: l.Gateway, Local: p.Pods, Remote: p.Seen()},
+		Routes: remote.Peer{Name: p.Metadata.Name, Link: l.Name, Gateways: l.Gateway.All(), Local: p.Pods,
+			Remote: p.Seen()},
 	}
-	if peer.Here && gateway.Is4() { // the exception from masquerade is for IPv4 only
+	if peer.Here {
 		peer.Routes.Pod, peer.Routes.Port = gateway, config.DefaultGenevePort
 	}
 	return peer, ""
+}
+
+// sends reports whether this node has an address of the family of a, according to its Node.
+func (n *Node) sends(a netip.Addr) bool {
+	own := n.nodes[n.name]
+	return own != nil && slices.ContainsFunc(own.addresses, func(has netip.Addr) bool { return has.Is4() == a.Is4() })
 }
 
 // linkName is the name of a Peering's device on nodes.

@@ -12,6 +12,7 @@ import (
 
 	"culvert/gateway/node/links"
 	"culvert/gateway/node/remote"
+	"culvert/geneve"
 )
 
 // node2 is that node of rome's cluster, with what rome's gateway has written.
@@ -37,11 +38,12 @@ func TestNodePlan(t *testing.T) {
 	}
 	p := d.Peers[0]
 	if want := (links.Link{Of: "milan", Name: "cv-milan", VNI: 2, MTU: 1400, Remote: addr("10.244.1.9"),
-		Address: addr("10.80.0.3"), Gateway: addr("10.80.0.1")}); p.Link != want || p.Here {
+		Address: geneve.PairOf(addr("10.80.0.3")), Gateway: geneve.PairOf(addr("10.80.0.1"))}); p.Link != want ||
+		p.Here {
 		t.Errorf("%+v, want %+v", p.Link, want)
 	}
 	if got := fmt.Sprint(p.Routes); got !=
-		"{milan cv-milan 10.80.0.1 [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24] [] invalid IP 0}" {
+		"{milan cv-milan [10.80.0.1] [10.244.0.0/16] [10.61.0.0/16 10.71.0.0/24] [] invalid IP 0}" {
 		t.Error(got)
 	}
 	n := node2(t)
@@ -50,8 +52,42 @@ func TestNodePlan(t *testing.T) {
 		t.Errorf("the gateway is here: %+v", p.Routes)
 	}
 	n.peerings["milan"].Status.Active.Addresses = []string{"fd00::9"}
-	if p := n.Plan().Peers[0]; !p.Here || p.Link.Remote != addr("fd00::9") || p.Routes.Pod.IsValid() {
+	if p := n.Plan().Peers[0]; !p.Here || p.Link.Remote != addr("fd00::9") || p.Routes.Pod != addr("fd00::9") {
 		t.Errorf("the gateway is here, by IPv6: %+v, %+v", p.Link, p.Routes)
+	}
+}
+
+// TestNodeDual: a node has addresses and routes of both families. It reaches the gateway by IPv4
+// while it has an address of it, then by IPv6.
+func TestNodeDual(t *testing.T) {
+	n, addr := node2(t), netip.MustParseAddr
+	p := readIn(t, dual...)
+	p.Status = n.peerings["milan"].Status
+	p.Status.Active.Addresses = []string{"10.244.1.9", "fd00:244:0:1::9"}
+	n.peerings["milan"] = p
+	d := n.Plan().Peers[0]
+	if d.Link.Address != (geneve.Pair{V4: addr("10.80.0.3"), V6: addr("fd80::3")}) ||
+		d.Link.Gateway != (geneve.Pair{V4: addr("10.80.0.1"), V6: addr("fd80::1")}) || d.Link.Remote != addr("10.244.1.9") {
+		t.Errorf("%+v", d.Link)
+	}
+	if got := fmt.Sprint(d.Routes.Gateways, d.Routes.Local, d.Routes.Remote); got !=
+		"[10.80.0.1 fd80::1] [10.244.0.0/16 fd00:244::/56] [10.61.0.0/16 10.71.0.0/24 fd61::/56 fd71::/112]" {
+		t.Error(got)
+	}
+	n.nodes["node2"].addresses = []netip.Addr{addr("2001:db8::2")}
+	if d := n.Plan().Peers[0]; d.Link.Remote != addr("fd00:244:0:1::9") {
+		t.Errorf("a node of IPv6 alone: %+v", d.Link)
+	}
+	n.nodes["node1"].addresses = append(n.nodes["node1"].addresses, addr("fd61::7"))
+	p.Status.Accepted = nil
+	if why := n.Plan().Refused["milan"]; why != "" {
+		t.Errorf("what the Peering had first: %s", why)
+	}
+	fresh := NewNode("node2", nil)
+	fresh.peerings, fresh.nodes = n.peerings, n.nodes
+	if why := fresh.Plan().Refused["milan"]; !strings.HasPrefix(why,
+		"spec.remote.podCIDRs[1].remap: fd61::/56 contains fd61::7, an address of node node1; choose a remap") {
+		t.Error(why)
 	}
 }
 
@@ -276,7 +312,7 @@ func TestNodeTwoPeerings(t *testing.T) {
 		p := readIn(t, replace...)
 		p.Metadata.Created = start.Add(time.Hour)
 		p.Status = n.peerings["milan"].Status
-		p.Status.Nodes = []Assigned{{Name: "node2", VNI: 1, Address: strings.TrimSuffix(p.Internal.Addr().String(),
+		p.Status.Nodes = []Assigned{{Name: "node2", VNI: 1, Address: strings.TrimSuffix(p.Internal[0].Addr().String(),
 			".0") + ".2"}}
 		n.peerings["turin"] = p
 		d := n.Plan()

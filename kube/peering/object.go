@@ -58,8 +58,8 @@ func NodeOf(u *unstructured.Unstructured) (pods []netip.Prefix, addresses []neti
 	return n.pods, n.addresses
 }
 
-// PodOf returns the Node of a Pod and the Pod's own IPv4 addresses. It returns none for a Pod in
-// its Node's network, without a Node, or that has ended.
+// PodOf returns the Node of a Pod and the Pod's own addresses. It returns none for a Pod in its
+// Node's network, without a Node, or that has ended.
 func PodOf(u *unstructured.Unstructured) (node string, addresses []netip.Addr) {
 	if p := readPod(u); p != nil {
 		return p.node, p.addresses
@@ -84,7 +84,7 @@ func readPod(u *unstructured.Unstructured) *pod {
 	if fault != "" || read.Spec.HostNetwork || read.Spec.NodeName == "" || read.Ended() {
 		return nil
 	}
-	p := &pod{node: read.Spec.NodeName, ending: o.Deleting, addresses: read.IPv4()}
+	p := &pod{node: read.Spec.NodeName, ending: o.Deleting, addresses: read.Addresses()}
 	if len(p.addresses) == 0 {
 		return nil
 	}

@@ -49,7 +49,7 @@ type cluster struct {
 	config  atomic.Pointer[config.Config] // of the gateway
 	refuses atomic.Bool                   // configurations
 	refused atomic.Int64
-	prunes  atomic.Bool  // status.accepted, as an API server with an older CRD does
+	prunes  atomic.Bool  // parts of the status, as an API server with an older CRD does
 	hides   atomic.Value // the error with which a list of all Peerings is refused; "": none
 	trouble atomic.Value
 	peer    atomic.Pointer[exports.Exchange] // gets what the gateway tells
@@ -148,6 +148,7 @@ func (o objectsIn) UpdateStatus(ctx context.Context, u *unstructured.Unstructure
 	*unstructured.Unstructured, error) {
 	if u = decoded(u); o.in.prunes.Load() {
 		unstructured.RemoveNestedField(u.Object, "status", "accepted")
+		unstructured.RemoveNestedField(u.Object, "status", "podsSeenAs")
 	}
 	return o.ResourceInterface.UpdateStatus(ctx, u, opts)
 }

@@ -200,6 +200,11 @@ func within(all []netip.Prefix, p netip.Prefix) bool {
 	return slices.ContainsFunc(all, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
 }
 
+// ofFamily reports whether one of several CIDRs has the family of another.
+func ofFamily(all []netip.Prefix, c netip.Prefix) bool {
+	return slices.ContainsFunc(all, func(o netip.Prefix) bool { return o.Addr().Is4() == c.Addr().Is4() })
+}
+
 // podsOf returns where the pods of each node are.
 func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 	p, all := g.good, map[string][]netip.Prefix{}
@@ -222,7 +227,7 @@ func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 	var owners []owned // sorted, and none overlaps another
 	for _, name := range slices.SortedFunc(maps.Keys(g.nodes),
 		func(a, b string) int { return g.nodes[a].age(g.nodes[b]) }) {
-		n, six := g.nodes[name], 0
+		n := g.nodes[name]
 		for i, c := range n.pods {
 			k, _ := slices.BinarySearchFunc(owners, c, func(o owned, c netip.Prefix) int {
 				return o.cidr.Addr().Compare(c.Addr())
@@ -230,8 +235,7 @@ func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 			near := owners[max(k-1, 0):min(k+1, len(owners))]
 			other := slices.IndexFunc(near, func(o owned) bool { return o.cidr.Overlaps(c) })
 			switch {
-			case !c.Addr().Is4():
-				six++
+			case !ofFamily(p.Pods, c):
 			case slices.ContainsFunc(p.takes(), c.Overlaps): // latecomers has named it
 			case !within(p.Pods, c):
 				d.fault(kindNode+" "+name,
@@ -245,8 +249,11 @@ func (g *Gateway) podsOf(d *Plan) map[string][]netip.Prefix {
 				all[name] = append(all[name], c)
 			}
 		}
-		if six > 0 && six == len(n.pods) {
-			d.fault(kindNode+" "+name, "spec.podCIDRs: of IPv6 alone, which Peerings do not carry so far")
+		for i, c := range p.Pods {
+			if len(n.pods) > 0 && !ofFamily(n.pods, c) && !ofFamily(p.Pods[:i], c) {
+				d.fault(kindNode+" "+name, "spec.podCIDRs: none of %s, of which spec.local.podCIDRs of Peering %s has some; "+
+					"give the node one, or leave %[1]s out there", familyOf(c), g.self.Name)
+			}
 		}
 		if len(n.pods) == 0 {
 			d.fault(kindNode+" "+name, "spec.podCIDRs: missing; set spec.podsFrom of Peering %s to Pods", g.self.Name)

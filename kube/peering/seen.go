@@ -4,18 +4,43 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
+	"strings"
 )
+
+// Seen returns the CIDRs under which this cluster sees the other.
+func (p *Peering) Seen() (all []netip.Prefix) {
+	for _, r := range p.Remote {
+		all = append(all, r.Remapped)
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return all
+}
+
+// podsSeenAs returns the CIDRs under which this cluster sees the peer's pods.
+func (p *Peering) podsSeenAs() string {
+	var all []string
+	for _, r := range p.Remote {
+		if !r.External {
+			all = append(all, r.Remapped.String())
+		}
+	}
+	return strings.Join(all, ", ")
+}
 
 // SeenAddress returns the address under which this cluster sees an address of the peer's cluster,
 // by the remaps of spec.remote; or why it sees none.
 func (p *Peering) SeenAddress(a netip.Addr) (netip.Addr, string) {
+	if a.Is6() {
+		return netip.Addr{}, fmt.Sprintf("%s is IPv6; multi-cluster Services have IPv4 addresses so far", a)
+	}
 	for _, r := range p.Remote {
 		switch {
 		case !r.Real.Contains(a):
 		case r.External && a == r.Real.Addr():
 			return netip.Addr{}, fmt.Sprintf("%s stands for all that are unknown there", a)
 		default:
-			return nth(r.Seen(), offset(r.Real, a)), ""
+			return Remapped(a, r.Real, r.Seen()), ""
 		}
 	}
 	return netip.Addr{}, fmt.Sprintf("%s is in no CIDR of its cluster, spec.remote", a)

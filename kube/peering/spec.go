@@ -36,24 +36,22 @@ const (
 	NodeNamespace    = "culvert-nodes"
 )
 
-// minBits is the minimum prefix length of a CIDR: a shorter one covers so much of the Internet that
-// it must be a mistake.
-const minBits = 8
-
-// Spec is the spec of a Peering in the API.
+// Spec is the spec of a Peering in the API. What has one value of each family has two fields, as
+// podCIDR and podCIDRs of a Node: for one family the first is enough, and the list begins with it.
 type Spec struct {
-	Cluster      string     `json:"cluster"`
-	Peer         string     `json:"peer"`
-	Role         string     `json:"role"` // Server or Client
-	PublicKey    string     `json:"publicKey,omitempty"`
-	Endpoint     string     `json:"endpoint,omitempty"`
-	MTU          int        `json:"mtu,omitempty"`
-	PodsFrom     string     `json:"podsFrom,omitempty"` // Nodes or Pods
-	InternalCIDR string     `json:"internalCIDR"`
-	Local        SpecLocal  `json:"local"`
-	Remote       SpecRemote `json:"remote,omitzero"`   // missing until the peer has sent it, like PublicKey
-	Imports      string     `json:"imports,omitempty"` // a namespace
-	Admit        string     `json:"admit,omitempty"`   // All, as without it, or Exports
+	Cluster       string     `json:"cluster"`
+	Peer          string     `json:"peer"`
+	Role          string     `json:"role"` // Server or Client
+	PublicKey     string     `json:"publicKey,omitempty"`
+	Endpoint      string     `json:"endpoint,omitempty"`
+	MTU           int        `json:"mtu,omitempty"`
+	PodsFrom      string     `json:"podsFrom,omitempty"` // Nodes or Pods
+	InternalCIDR  string     `json:"internalCIDR,omitempty"`
+	InternalCIDRs []string   `json:"internalCIDRs,omitempty"`
+	Local         SpecLocal  `json:"local"`
+	Remote        SpecRemote `json:"remote,omitzero"`   // missing until the peer has sent it, like PublicKey
+	Imports       string     `json:"imports,omitempty"` // a namespace
+	Admit         string     `json:"admit,omitempty"`   // All, as without it, or Exports
 	// Services says which ServiceExports the peer hears of, and where its own go.
 	Services SpecServices `json:"services,omitzero"`
 }
@@ -66,14 +64,50 @@ type SpecServices struct {
 
 // SpecLocal is what the peer may know about this cluster.
 type SpecLocal struct {
-	PodCIDRs     []string `json:"podCIDRs"`
-	ExternalCIDR string   `json:"externalCIDR,omitempty"`
+	PodCIDRs      []string `json:"podCIDRs"`
+	ExternalCIDR  string   `json:"externalCIDR,omitempty"`
+	ExternalCIDRs []string `json:"externalCIDRs,omitempty"`
 }
 
 // SpecRemote is the other cluster's CIDRs.
 type SpecRemote struct {
-	PodCIDRs     []SpecRemap `json:"podCIDRs"`
-	ExternalCIDR *SpecRemap  `json:"externalCIDR,omitempty"`
+	PodCIDRs      []SpecRemap `json:"podCIDRs"`
+	ExternalCIDR  *SpecRemap  `json:"externalCIDR,omitempty"`
+	ExternalCIDRs []SpecRemap `json:"externalCIDRs,omitempty"`
+}
+
+// Internals returns the internal CIDRs, at most one of each family.
+func (s *Spec) Internals() []string { return values(s.InternalCIDR, s.InternalCIDRs) }
+
+// Externals returns the external CIDRs, at most one of each family.
+func (s *SpecLocal) Externals() []string { return values(s.ExternalCIDR, s.ExternalCIDRs) }
+
+// Externals returns the peer's external CIDRs, at most one of each family.
+func (s *SpecRemote) Externals() []SpecRemap {
+	one := SpecRemap{}
+	if s.ExternalCIDR != nil {
+		one = *s.ExternalCIDR
+	}
+	return values(one, s.ExternalCIDRs)
+}
+
+func values[V comparable](one V, all []V) []V {
+	var none V
+	if len(all) == 0 && one != none {
+		return []V{one}
+	}
+	return all
+}
+
+// Fields returns the values of the two fields that have one value of each family.
+func Fields[V any](all []V) (one V, list []V) {
+	if len(all) > 0 {
+		one = all[0]
+	}
+	if len(all) > 1 {
+		list = all
+	}
+	return one, list
 }
 
 // SpecRemap is a CIDR of the other cluster, and the CIDR under which this one sees it; "" = the
@@ -89,6 +123,7 @@ type Status struct {
 	RTT        string         `json:"rtt,omitempty"`
 	Message    string         `json:"message"`
 	NodesReady string         `json:"nodesReady,omitempty"` // such as 2/3
+	PodsSeenAs string         `json:"podsSeenAs,omitempty"` // how this cluster sees the peer's pods
 	Active     *Active        `json:"active,omitempty"`
 	Nodes      []Assigned     `json:"nodes,omitempty"`
 	Exports    []ExportStatus `json:"exports,omitempty"`
@@ -133,10 +168,10 @@ type Peering struct {
 	PublicKey     wgkey.Key // zero: none yet
 	Endpoint      string    // of a client
 	MTU           int
-	FollowPods    bool // Pods say where their addresses are, not Nodes
-	Internal      netip.Prefix
+	FollowPods    bool           // Pods say where their addresses are, not Nodes
+	Internal      []netip.Prefix // at most one of each family
 	Pods          []netip.Prefix // of this cluster
-	External      netip.Prefix   // invalid: none
+	External      []netip.Prefix // at most one of each family
 	Remote        []rules.RemoteCIDR
 	Admit         config.Admit
 	Imports       string // namespace for the peer's exported Services; "": they are not imported
@@ -236,28 +271,44 @@ func (p *Peering) read(s *Spec) {
 	default:
 		p.add("spec.admit", "%q is neither All nor Exports", s.Admit)
 	}
-	p.Internal = p.prefix("spec.internalCIDR", s.InternalCIDR)
-	if p.Internal.IsValid() && p.Internal.Bits() > 30 {
-		p.add("spec.internalCIDR", "%s has no room for a gateway and a node", p.Internal)
+	for i, c := range s.Internals() {
+		field := p.internalField(i)
+		p.Internal = append(p.Internal, p.prefix(field, c))
+		if c := p.Internal[i]; c.IsValid() && c.Bits() > c.Addr().BitLen()-2 {
+			p.add(field, "%s has no room for a gateway and a node", c)
+		}
 	}
+	if len(p.Internal) == 0 {
+		p.add("spec.internalCIDR", "missing")
+	}
+	oneOfEach(p, "spec.internalCIDR", s.InternalCIDR, s.InternalCIDRs, p.Internal)
 	for i, c := range s.Local.PodCIDRs {
 		p.Pods = append(p.Pods, p.prefix(fmt.Sprintf("spec.local.podCIDRs[%d]", i), c))
 	}
 	if len(p.Pods) == 0 {
 		p.add("spec.local.podCIDRs", "missing")
 	}
-	if s.Local.ExternalCIDR != "" {
-		p.External = p.prefix("spec.local.externalCIDR", s.Local.ExternalCIDR)
+	for i, c := range s.Local.Externals() {
+		p.External = append(p.External, p.prefix(p.externalField(i), c))
 	}
+	oneOfEach(p, "spec.local.externalCIDR", s.Local.ExternalCIDR, s.Local.ExternalCIDRs, p.External)
 	for i := range s.Remote.PodCIDRs {
 		p.remap(fmt.Sprintf("spec.remote.podCIDRs[%d]", i), &s.Remote.PodCIDRs[i], false)
 	}
 	if len(s.Remote.PodCIDRs) == 0 && s.PublicKey != "" { // an invited cluster has neither a key nor CIDRs yet
 		p.add("spec.remote.podCIDRs", "missing")
 	}
-	if s.Remote.ExternalCIDR != nil {
-		p.remap("spec.remote.externalCIDR", s.Remote.ExternalCIDR, true)
+	var externals []netip.Prefix
+	for i, r := range s.Remote.Externals() {
+		p.remap(fieldOf("spec.remote.externalCIDR", len(s.Remote.ExternalCIDRs), i), &r, true)
+		externals = append(externals, p.Remote[len(p.Remote)-1].Real)
 	}
+	one := SpecRemap{}
+	if s.Remote.ExternalCIDR != nil {
+		one = *s.Remote.ExternalCIDR
+	}
+	oneOfEach(p, "spec.remote.externalCIDR", one, s.Remote.ExternalCIDRs, externals)
+	p.families()
 	p.overlaps()
 }
 
@@ -300,7 +351,7 @@ func (p *Peering) prefix(field, value string) netip.Prefix {
 	c, err := netip.ParsePrefix(value)
 	fault := CheckCIDR(c)
 	if err != nil {
-		fault = fmt.Sprintf("%q is no IPv4 CIDR such as 10.61.0.0/16", value)
+		fault = fmt.Sprintf("%q is no CIDR such as 10.61.0.0/16 or fd61::/48", value)
 	}
 	if fault != "" {
 		p.add(field, "%s", fault)
@@ -309,28 +360,38 @@ func (p *Peering) prefix(field, value string) netip.Prefix {
 	return c
 }
 
-// CheckCIDR returns why a Peering cannot have a CIDR; "" = it can.
-func CheckCIDR(c netip.Prefix) (fault string) {
-	switch {
-	case !c.IsValid() || !c.Addr().Is4():
-		return fmt.Sprintf("%q is no IPv4 CIDR such as 10.61.0.0/16", c)
-	case c != c.Masked():
-		return fmt.Sprintf("%s has bits to the right of its length; want %s", c, c.Masked())
-	case c.Bits() < minBits:
-		return fmt.Sprintf("%s is shorter than /%d", c, minBits)
-	case !packet.Forwardable(c.Addr()) || !packet.Forwardable(last(c)):
-		return fmt.Sprintf("%s has addresses that routers do not forward to", c)
+// fieldOf returns the path of value i of a field with one value of each family; many is the length
+// of the list, 0 if the field has one value alone.
+func fieldOf(field string, many, i int) string {
+	if many == 0 {
+		return field
 	}
-	return ""
+	return fmt.Sprintf("%ss[%d]", field, i)
 }
 
-// last returns the last address of an IPv4 prefix.
-func last(c netip.Prefix) netip.Addr {
-	a := c.Addr().As4()
-	for i := c.Bits(); i < 32; i++ {
-		a[i/8] |= 0x80 >> (i % 8)
+func (p *Peering) internalField(i int) string {
+	return fieldOf("spec.internalCIDR", len(p.spec.InternalCIDRs), i)
+}
+
+func (p *Peering) externalField(i int) string {
+	return fieldOf("spec.local.externalCIDR", len(p.spec.Local.ExternalCIDRs), i)
+}
+
+// oneOfEach reports a list that does not begin with the one value beside it, and several CIDRs of
+// one family.
+func oneOfEach[V comparable](p *Peering, field string, one V, list []V, all []netip.Prefix) {
+	var none V
+	if one != none && len(list) > 0 && list[0] != one {
+		p.add(fieldOf(field, len(list), 0), "%v is not %s, %v; the list begins with what that has", list[0], field, one)
 	}
-	return netip.AddrFrom4(a)
+	for i, b := range all {
+		for _, a := range all[:i] {
+			if a.IsValid() && b.IsValid() && a.Addr().Is4() == b.Addr().Is4() {
+				p.add(fieldOf(field, len(list), i), "%s is %s, as %s is; want at most one of each family", b,
+					familyOf(b), a)
+			}
+		}
+	}
 }
 
 func (p *Peering) remap(field string, r *SpecRemap, external bool) {
@@ -339,10 +400,56 @@ func (p *Peering) remap(field string, r *SpecRemap, external bool) {
 	if r.Remap != "" {
 		seen = p.prefix(field+".remap", r.Remap)
 	}
-	if real.IsValid() && seen.IsValid() && real.Bits() != seen.Bits() {
+	switch {
+	case !real.IsValid() || !seen.IsValid() || seen == real:
+	case real.Addr().Is4() != seen.Addr().Is4():
+		p.add(field+".remap", "%s is %s, and %s is not; nothing translates between IPv4 and IPv6", seen, familyOf(seen),
+			real)
+	case real.Bits() != seen.Bits():
 		p.add(field+".remap", "%s and %s differ in length; a remap is 1:1, want a /%d", seen, real, real.Bits())
+	case seen.Addr().Is6() && !seen.Addr().IsPrivate():
+		p.add(field+".remap", "%s is not within fc00::/7; a remap has unique local addresses, which nobody else "+
+			"reaches (RFC 4193)", seen)
 	}
 	p.Remote = append(p.Remote, rules.RemoteCIDR{Real: real, Remapped: seen, External: external})
+}
+
+// minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
+const minMTU6 = 1280
+
+// families reports a CIDR of a family that the tunnels to nodes lack, or do not carry.
+func (p *Peering) families() {
+	have := p.GatewayAddress()
+	if !have.IsValid() { // which has a fault of its own
+		return
+	}
+	six := ""
+	check := func(field string, c netip.Prefix) {
+		switch {
+		case !c.IsValid():
+		case !have.Of(c.Addr().Is6()).IsValid():
+			p.add(field, "%s is %s, of which spec.internalCIDRs has no CIDR; add one, or leave this one out", c,
+				familyOf(c))
+		case c.Addr().Is6() && six == "":
+			six = field
+		}
+	}
+	for i, c := range p.Internal {
+		check(p.internalField(i), c)
+	}
+	for i, c := range p.Pods {
+		check(fmt.Sprintf("spec.local.podCIDRs[%d]", i), c)
+	}
+	for i, c := range p.External {
+		check(p.externalField(i), c)
+	}
+	for i, r := range p.Remote {
+		check(p.remoteField(i), r.Remapped)
+	}
+	if six != "" && p.MTU < minMTU6 {
+		p.add("spec.mtu", "%d, and %s is IPv6, which needs %d; write that or more, or leave IPv6 out", p.MTU, six,
+			minMTU6)
+	}
 }
 
 // overlaps reports CIDRs that overlap although the cluster must tell them apart, and those in which
@@ -361,7 +468,13 @@ func (p *Peering) overlaps() {
 		field  string
 		prefix netip.Prefix
 	}
-	seen := []place{{"spec.internalCIDR", p.Internal}, {"spec.local.externalCIDR", p.External}}
+	var seen []place
+	for i, c := range p.Internal {
+		seen = append(seen, place{p.internalField(i), c})
+	}
+	for i, c := range p.External {
+		seen = append(seen, place{p.externalField(i), c})
+	}
 	for i, c := range p.Pods {
 		seen = append(seen, place{fmt.Sprintf("spec.local.podCIDRs[%d]", i), c})
 	}
@@ -379,9 +492,15 @@ func (p *Peering) overlaps() {
 
 // remoteField returns the path of the field that says how this cluster sees remote CIDR i.
 func (p *Peering) remoteField(i int) string {
-	field := fmt.Sprintf("spec.remote.podCIDRs[%d]", i)
+	before := 0 // of its kind
+	for _, r := range p.Remote[:i] {
+		if r.External == p.Remote[i].External {
+			before++
+		}
+	}
+	field := fmt.Sprintf("spec.remote.podCIDRs[%d]", before)
 	if p.Remote[i].External {
-		field = "spec.remote.externalCIDR"
+		field = fieldOf("spec.remote.externalCIDR", len(p.spec.Remote.ExternalCIDRs), before)
 	}
 	if p.Remote[i].Remapped == p.Remote[i].Real {
 		return field + ".cidr"
@@ -389,22 +508,50 @@ func (p *Peering) remoteField(i int) string {
 	return field + ".remap"
 }
 
-// GatewayAddress is the gateway's address inside the tunnels to nodes.
-func (p *Peering) GatewayAddress() netip.Addr { return p.Internal.Addr().Next() }
-
-// UnknownSource is the address that the peer sees for sources that are not pods; invalid without an
-// external CIDR.
-func (p *Peering) UnknownSource() netip.Addr {
-	return p.External.Addr()
+// GatewayAddress is the gateway's address inside the tunnels to nodes, of each family that they
+// carry.
+func (p *Peering) GatewayAddress() (a rules.Pair) {
+	for _, c := range p.Internal {
+		a.Set(c.Addr().Next())
+	}
+	return a
 }
 
-// Seen returns the CIDRs under which this cluster sees the other.
-func (p *Peering) Seen() (all []netip.Prefix) {
-	for _, r := range p.Remote {
-		all = append(all, r.Remapped)
+// NodeAddress returns a node's address inside its tunnel of each family, of which text is one: it
+// has the same number in each internal CIDR. ok is false for text that is no node's.
+func (p *Peering) NodeAddress(text string) (a rules.Pair, ok bool) {
+	at, err := netip.ParseAddr(text)
+	if err != nil {
+		return a, false
 	}
-	slices.SortFunc(all, netip.Prefix.Compare)
-	return all
+	for _, c := range p.Internal {
+		if n, in := offset(c, at); in && n > 1 { // 1 is the gateway's
+			return p.nthNode(n)
+		}
+	}
+	return a, false
+}
+
+// nthNode returns the address with a number in each internal CIDR; ok is false if one has no such
+// address.
+func (p *Peering) nthNode(n uint32) (a rules.Pair, ok bool) {
+	for _, c := range p.Internal {
+		at := nth(c, n)
+		if !c.Contains(at) {
+			return rules.Pair{}, false
+		}
+		a.Set(at)
+	}
+	return a, a.IsValid()
+}
+
+// UnknownSource is the address of each family that the peer sees for sources that are not pods;
+// none without an external CIDR.
+func (p *Peering) UnknownSource() (a rules.Pair) {
+	for _, c := range p.External {
+		a.Set(c.Addr())
+	}
+	return a
 }
 
 // Fault returns all faults of the Peering in one line; "" = none.

@@ -54,9 +54,9 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 	if namespace == "" {
 		return nil, fmt.Sprintf("spec.imports of Peering %s names no namespace", a.Peering.Metadata.Name), nil
 	}
-	if !b.Peering.External.IsValid() {
+	if !b.Peering.UnknownSource().V4.IsValid() {
 		return nil, fmt.Sprintf(
-			"%s's Peering has no spec.local.externalCIDR, from which exported Services have their addresses",
+			"%s's Peering has no spec.local.externalCIDR of IPv4, from which exported Services have their addresses",
 			b.name()), nil
 	}
 	if _, err := r.clusters[i].ClusterIP(ctx, namespace, r.importedName()); apierrors.IsForbidden(err) {

@@ -211,9 +211,11 @@ func (j *judge) agreed(s, o *Side) {
 				of, c, o.name())
 		}
 	}
-	if q.External.IsValid() && !has(q.External, true) {
-		j.wrong(s.name(), "%s: spec.remote.externalCIDR: is not %s, which %s has in spec.local.externalCIDR", of,
-			q.External, o.name())
+	for _, c := range q.External {
+		if !has(c, true) {
+			j.wrong(s.name(), "%s: spec.remote.externalCIDR: is not %s, which %s has in spec.local.externalCIDR", of, c,
+				o.name())
+		}
 	}
 }
 

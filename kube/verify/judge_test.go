@@ -209,7 +209,7 @@ func TestFaults(t *testing.T) {
 				"rome: Peering milan: spec.publicKey: milan's gateway has another key; give it AAAAA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="}},
 		{"other CIDRs", func(w *world) {
 			w.rome.Peerings[0].Remote[0].Real.Addr()
-			w.milan.Peerings[0].Pods[0] = w.rome.Peerings[0].Internal
+			w.milan.Peerings[0].Pods[0] = w.rome.Peerings[0].Internal[0]
 		},
 			[]string{
 				"rome: Peering milan: spec.remote.podCIDRs: 10.80.0.0/24 is missing, which milan has in spec.local.podCIDRs"}},

@@ -157,31 +157,14 @@ const (
 func seenAs(p *peering.Peering, a netip.Addr, external bool) netip.Addr {
 	for _, r := range p.Remote {
 		if r.External == external && r.Real.Contains(a) && r.Remapped.IsValid() {
-			return remapped(r.Real, r.Remapped, a)
+			return peering.Remapped(a, r.Real, r.Remapped)
 		}
 	}
 	return netip.Addr{}
 }
 
-// remapped moves an IPv4 address from one prefix to another of the same length.
-func remapped(from, to netip.Prefix, a netip.Addr) netip.Addr {
-	x, y := a.As4(), to.Addr().As4()
-	for i := range x {
-		for bit := range 8 {
-			if mask := byte(0x80) >> bit; i*8+bit >= from.Bits() {
-				y[i] = y[i]&^mask | x[i]&mask
-			}
-		}
-	}
-	return netip.AddrFrom4(y)
-}
-
 // unknownAs returns the address under which a cluster sees its peer's hosts that are not pods;
 // invalid: none.
 func unknownAs(at *Side, from *Side) netip.Addr {
-	u := from.Peering.UnknownSource()
-	if !from.Peering.External.IsValid() {
-		return netip.Addr{}
-	}
-	return seenAs(at.Peering, u, true)
+	return seenAs(at.Peering, from.Peering.UnknownSource().V4, true)
 }

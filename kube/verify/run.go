@@ -120,7 +120,23 @@ func (r *run) read(ctx context.Context) error {
 		return err
 	}
 	r.sides = [2]*Side{{r.o.Contexts[0], all[0], p}, {r.o.Contexts[1], all[1], q}}
+	for _, s := range r.sides {
+		if s.carries(true) && !s.carries(false) {
+			return fmt.Errorf("%s: Peering %s carries IPv6 alone, and paths of IPv4 alone are tried so far; ping a pod under "+
+				"its address in PODS SEEN AS", s.Context, s.Peering.Metadata.Name)
+		}
+	}
 	return nil
+}
+
+// carries reports whether the peer's pods have CIDRs of a family in the Peering.
+func (s *Side) carries(v6 bool) bool {
+	for _, r := range s.Peering.Remote {
+		if !r.External && r.Real.IsValid() && r.Real.Addr().Is6() == v6 {
+			return true
+		}
+	}
+	return false
 }
 
 // sideOf returns the index of a side, or of the same cluster's earlier Side.
@@ -139,6 +155,10 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 		r.report.Clusters = append(r.report.Clusters, Joined{Context: s.Context, Cluster: s.name(),
 			Peering: s.Peering.Metadata.Name,
 			Gateway: s.gatewayNode(), Asked: len(nodes), Nodes: of})
+		if s.carries(true) {
+			r.report.Findings = append(r.report.Findings, Finding{s.name(), false,
+				"paths of IPv6, which the Peering carries too, are not tried so far"})
+		}
 		if len(nodes) == 0 {
 			r.report.Findings = append(r.report.Findings,
 				Finding{s.name(), true,

@@ -91,7 +91,7 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 			"rome: you may not get services in namespace imports: an exported Service of milan was not tried", "",
 			func(w *world) { w.rome.importError = forbidden }},
 		{"no external CIDR", "", "", "rome: milan's Peering has no spec.local.externalCIDR*", "", func(w *world) {
-			w.milan.Peerings[0].External = netip.Prefix{}
+			w.milan.Peerings[0].External = nil
 		}},
 		{"no DNS", strings.ReplaceAll(ok, "ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60",
 			"– rome/rome-2 milan/milan-1 by name no DNS – – – –"), "",
@@ -344,6 +344,29 @@ func TestRunUnpaired(t *testing.T) {
 	if got := strings.Join(wrongs(r), "\n"); r.OK || !strings.Contains(got, "Deployment culvert-milan is not there") ||
 		!strings.Contains(got, "no node that is ready") {
 		t.Error(got)
+	}
+}
+
+// TestRunFamilies: what is not tried is said, and where nothing can be tried, why.
+func TestRunFamilies(t *testing.T) {
+	w := newWorld(t)
+	six := netip.MustParsePrefix("fd00:244::/56")
+	for _, p := range []*peering.Peering{w.rome.Peerings[0], w.milan.Peerings[0]} {
+		p.Remote, p.Pods = append(p.Remote, p.Remote[0]), append(p.Pods, six)
+		p.Remote[len(p.Remote)-1].Real = six
+	}
+	r, err := w.run(t.Context(), Options{})
+	need.NoError(t, err)
+	if !r.OK || !slices.ContainsFunc(r.Findings, func(f Finding) bool {
+		return !f.Wrong && f.Text == "paths of IPv6, which the Peering carries too, are not tried so far"
+	}) {
+		t.Errorf("%+v", r.Findings)
+	}
+	w = newWorld(t)
+	w.rome.Peerings[0].Remote[0].Real = six
+	if _, err := w.run(t.Context(), Options{}); err == nil ||
+		!strings.Contains(err.Error(), "Peering milan carries IPv6 alone, and paths of IPv4 alone are tried so far") {
+		t.Error(err)
 	}
 }
 

@@ -127,7 +127,12 @@ func readPeering(u *unstructured.Unstructured) (*peering.Peering, error) {
 
 func readNode(u *unstructured.Unstructured) (Node, error) {
 	n, fault := objects.ReadNode(objects.Of("Node", u))
-	return Node{u.GetName(), n.Conditions.True("Ready"), n.IPv4("InternalIP")}, errorOf(fault)
+	node := Node{Name: u.GetName(), Ready: n.Conditions.True("Ready")}
+	all := n.AddressesOf("InternalIP")
+	if i := slices.IndexFunc(all, netip.Addr.Is4); i >= 0 {
+		node.Address = all[i]
+	}
+	return node, errorOf(fault)
 }
 
 func readTunnel(u *unstructured.Unstructured) (Tunnel, error) {
@@ -172,8 +177,9 @@ func readPod(u *unstructured.Unstructured) (p Pod, err error) {
 			p.Trouble = objects.Sentence(c.Reason, c.Message)
 		}
 	}
-	if all := x.IPv4(); len(all) > 0 {
-		p.Address = all[0]
+	all := x.Addresses()
+	if i := slices.IndexFunc(all, netip.Addr.Is4); i >= 0 {
+		p.Address = all[i]
 	}
 	if x.Status.Reason != "" {
 		p.Trouble = objects.Sentence(x.Status.Reason, x.Status.Message)

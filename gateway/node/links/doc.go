@@ -7,7 +7,7 @@
 //	routes of others ─ liqo.xyz ─┘
 //
 // Apply sets the desired links of a Set, and Run makes the machine match them: devices, their MTU
-// and their address, never a route or a rule. If it fails for one link, that link's Status says
+// and their addresses, never a route or a rule. If it fails for one link, that link's Status says
 // why; other links are not affected.
 //
 // # What outlives the process

@@ -20,34 +20,30 @@ const Group = 0x636c6e6b
 
 // A Link is a desired link: the node's end of the tunnel to one gateway.
 type Link struct {
-	Of      string     // who asked for it, such as a Peering, for reports about it; "" if an earlier run made it
-	Name    string     // of the device, at most 15 bytes
-	VNI     geneve.VNI // of the tunnel
-	MTU     int        // largest IP packet inside, in bytes
-	Remote  netip.Addr // the gateway's outer address
-	Address netip.Addr // this node's address in the tunnel
-	Gateway netip.Addr // the gateway's address in the tunnel, of the same family
+	Of      string      // who asked for it, such as a Peering, for reports about it; "" if an earlier run made it
+	Name    string      // of the device, at most 15 bytes
+	VNI     geneve.VNI  // of the tunnel
+	MTU     int         // largest IP packet inside, in bytes
+	Remote  netip.Addr  // the gateway's outer address
+	Address geneve.Pair // this node's addresses in the tunnel
+	Gateway geneve.Pair // the gateway's addresses in the tunnel, of the same families
 }
 
 func (l *Link) tunnel() geneve.Tunnel {
-	pair := func(a netip.Addr) geneve.Pair {
-		if a.Is4() {
-			return geneve.Pair{V4: a}
-		}
-		return geneve.Pair{V6: a}
-	}
 	return geneve.Tunnel{VNI: l.VNI, Remote: l.Remote, Encap: geneve.Geneve, Inner: geneve.Ethernet,
-		Local: pair(l.Address), Peer: pair(l.Gateway), Role: geneve.Node}
+		Local: l.Address, Peer: l.Gateway, Role: geneve.Node}
 }
 
 // check returns what is wrong with l, naming the field.
 func (l *Link) check() error {
-	for _, a := range []struct {
+	for _, of := range []struct {
 		field string
-		is    netip.Addr
-	}{{"remote", l.Remote}, {"address", l.Address}, {"gateway", l.Gateway}} {
-		if !a.is.IsGlobalUnicast() {
-			return fmt.Errorf("%s: %s is no address of a host", a.field, a.is)
+		all   []netip.Addr
+	}{{"remote", []netip.Addr{l.Remote}}, {"address", l.Address.All()}, {"gateway", l.Gateway.All()}} {
+		for _, a := range of.all {
+			if !a.IsGlobalUnicast() {
+				return fmt.Errorf("%s: %s is no address of a host", of.field, a)
+			}
 		}
 	}
 	if len(l.Name) == 0 || len(l.Name) >= unix.IFNAMSIZ {
@@ -60,7 +56,30 @@ const aliasFormat = "culvert: VNI %d to %s at %s, here %s"
 
 // alias describes the tunnel of a device to people and to the next process.
 func (l *Link) alias() string {
-	return fmt.Sprintf(aliasFormat, l.VNI, l.Gateway, l.Remote, l.Address)
+	return fmt.Sprintf(aliasFormat, l.VNI, inAlias(l.Gateway), l.Remote, inAlias(l.Address))
+}
+
+// inAlias writes the addresses of a host, which fromAlias reads.
+func inAlias(p geneve.Pair) string {
+	if p.V4.IsValid() && p.V6.IsValid() {
+		return p.V4.String() + "+" + p.V6.String()
+	}
+	return p.First().String()
+}
+
+func fromAlias(text string) (p geneve.Pair, err error) {
+	for one := range strings.SplitSeq(text, "+") {
+		a, err := netip.ParseAddr(one)
+		if err != nil {
+			return p, err
+		}
+		if a.Is4() {
+			p.V4 = a
+		} else {
+			p.V6 = a
+		}
+	}
+	return p, nil
 }
 
 // fromDevice returns the Link that a device of an earlier process carried; false if the device does
@@ -77,9 +96,9 @@ func fromDevice(d netlink.Link) (Link, bool) {
 	}
 	var errs [3]error
 	l.VNI = geneve.VNI(vni)
-	l.Gateway, errs[0] = netip.ParseAddr(gateway)
+	l.Gateway, errs[0] = fromAlias(gateway)
 	l.Remote, errs[1] = netip.ParseAddr(remote)
-	l.Address, errs[2] = netip.ParseAddr(address)
+	l.Address, errs[2] = fromAlias(address)
 	if errors.Join(errs[:]...) != nil || l.check() != nil {
 		return Link{}, false
 	}
@@ -128,7 +147,7 @@ func Remove() (names []string, err error) {
 // configure gives a device the MTU, the address and the alias of l, and removes its other
 // addresses.
 func configure(d netlink.Link, l *Link) error {
-	if err := rtnl.Adapt(d, l.MTU, []netip.Addr{l.Address}); err != nil {
+	if err := rtnl.Adapt(d, l.MTU, l.Address.All()); err != nil {
 		return err
 	}
 	if d.Attrs().Alias != l.alias() {

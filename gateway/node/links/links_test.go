@@ -17,15 +17,16 @@ import (
 
 	"culvert/gateway/control"
 	"culvert/gateway/node/rtnl"
+	"culvert/geneve"
 	"culvert/integration/need"
 )
 
 var (
-	milan = Link{Name: "liqo.milan", VNI: 1, MTU: 1340, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"),
-		Gateway: addr("10.80.0.3")}
+	milan = Link{Name: "liqo.milan", VNI: 1, MTU: 1340, Remote: addr("172.18.0.7"), Address: geneve.PairOf(addr("10.80.0.2")),
+		Gateway: geneve.PairOf(addr("10.80.0.3"))}
 	// vienna has a gateway at the same address as milan's.
-	vienna = Link{Name: "liqo.vienna", VNI: 3, MTU: 1300, Remote: addr("172.18.0.7"), Address: addr("10.80.0.2"),
-		Gateway: addr("10.80.0.4")}
+	vienna = Link{Name: "liqo.vienna", VNI: 3, MTU: 1300, Remote: addr("172.18.0.7"), Address: geneve.PairOf(addr("10.80.0.2")),
+		Gateway: geneve.PairOf(addr("10.80.0.4"))}
 )
 
 // device returns a device that must exist.
@@ -439,10 +440,14 @@ func TestPortIsFree(t *testing.T) {
 // TestAlias: a device's alias describes its Link, and aliases of other programs are not mistaken
 // for one.
 func TestAlias(t *testing.T) {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.Alias = milan.Name, milan.MTU, milan.alias()
-	if l, ok := fromDevice(&netlink.Tuntap{LinkAttrs: attrs}); !ok || l != milan {
-		t.Errorf("%+v, %v from %q", l, ok, attrs.Alias)
+	dual, six, attrs := milan, vienna, netlink.NewLinkAttrs()
+	dual.Address.V6, dual.Gateway.V6 = addr("fd80::2"), addr("fd80::3")
+	six.Remote, six.Address, six.Gateway = addr("fd18::7"), geneve.PairOf(addr("fd80::2")), geneve.PairOf(addr("fd80::3"))
+	for _, want := range []Link{milan, dual, six} {
+		attrs.Name, attrs.MTU, attrs.Alias = want.Name, want.MTU, want.alias()
+		if l, ok := fromDevice(&netlink.Tuntap{LinkAttrs: attrs}); !ok || l != want {
+			t.Errorf("%+v, %v from %q", l, ok, attrs.Alias)
+		}
 	}
 	for _, alias := range []string{"", "uplink", "culvert: VNI 16777216 to 10.80.0.3 at 172.18.0.7, here 10.80.0.2",
 		"culvert: VNI -1 to 10.80.0.3 at 172.18.0.7, here 10.80.0.2",

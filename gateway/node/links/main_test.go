@@ -126,7 +126,7 @@ func (x *far) gateway(underlay string, links ...Link) *geneve.Endpoint {
 	for i, l := range links {
 		tunnels = append(tunnels, geneve.Tunnel{ID: uint16(i + 1), VNI: l.VNI, Remote: addr("172.18.0.2"),
 			Role:  geneve.Gateway,
-			Local: geneve.Pair{V4: l.Gateway}, Peer: geneve.Pair{V4: l.Address}})
+			Local: l.Gateway, Peer: l.Address})
 	}
 	need.NoError(x.t, e.Apply(tunnels))
 	go func() {

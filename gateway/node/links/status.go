@@ -26,9 +26,9 @@ func (s *Set) Show(n *control.NodeStatus) {
 		l := control.NodeLink{
 			Interface: st.Link.Name, State: string(st.State), Warning: st.Warning, VNI: uint32(st.Link.VNI),
 			MTU:      st.Link.MTU,
-			Underlay: st.Link.Remote, Address: st.Link.Address, GatewayAddress: st.Link.Gateway, Answers: st.Answers,
-			ReceivedPackets: st.ReceivedPackets, SentPackets: st.SentPackets, ReceivedBytes: st.ReceivedBytes,
-			SentBytes: st.SentBytes,
+			Underlay: st.Link.Remote, Address: st.Link.Address.First(), GatewayAddress: st.Link.Gateway.First(),
+			Answers: st.Answers, ReceivedPackets: st.ReceivedPackets, SentPackets: st.SentPackets,
+			ReceivedBytes: st.ReceivedBytes, SentBytes: st.SentBytes,
 		}
 		if st.Err != nil {
 			l.Fault = st.Err.Error()

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"culvert/gateway/control"
+	"culvert/geneve"
 )
 
 // TestSeen: status, metrics and health describe each link, and the fault of one that does not
@@ -61,7 +62,7 @@ func TestSeen(t *testing.T) {
 
 	// A packet for no link is counted.
 	stranger := milan
-	stranger.Name, stranger.VNI, stranger.Gateway = "liqo.none", 99, addr("10.80.0.9")
+	stranger.Name, stranger.VNI, stranger.Gateway = "liqo.none", 99, geneve.PairOf(addr("10.80.0.9"))
 	e := x.gateway("172.18.0.8", stranger)
 	eventually(t, "a datagram of a stranger is counted", func() error {
 		n = control.NodeStatus{}

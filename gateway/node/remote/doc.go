@@ -5,8 +5,8 @@
 //	       └ nftables: source stays the pod's
 //
 // Apply sets the desired Peers of a Keeper, and Run makes the kernel match them: by routes in the
-// main table, and by one nftables table, Table. It makes no link. It restores what others remove.
-// If it fails for one Peer, that Peer's Status says why.
+// main table, and by an nftables table for each family, Table. It makes no link. It restores what
+// others remove. If it fails for one Peer, that Peer's Status says why.
 //
 // # Routes
 //

@@ -29,7 +29,7 @@ const (
 type Peer struct {
 	Name          string
 	Link          string         // device that leads to the gateway
-	Gateway       netip.Addr     // the gateway's address on the link
+	Gateways      []netip.Addr   // the gateway's addresses on the link, at most one of each family
 	Local, Remote []netip.Prefix // this cluster's pods, the other cluster's addresses as this one sees them
 	// Services are the cluster addresses of Services that this node serves by a device of its own.
 	// Packets for the other cluster first leave through that device.
@@ -79,7 +79,7 @@ type Keeper struct {
 func New(log logrus.FieldLogger) *Keeper {
 	every := func(syscall.NetlinkMessage) bool { return true }
 	return &Keeper{log: log, loop: rtnl.NewLoop(every, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
-		unix.RTNLGRP_LINK),
+		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_LINK),
 		dropped: map[string]uint64{}, table: keepTables, list: mainTable, remove: netlink.RouteDel,
 		lead: lead}
 }
@@ -176,25 +176,26 @@ func (k *Keeper) route(desired []Peer, table []netlink.Route) (all []Status, pai
 		}
 		for _, l := range p.Local {
 			for _, r := range have {
-				if to := rtnl.PrefixOf(&r); r.Gw != nil {
+				if to := rtnl.PrefixOf(&r); r.Gw != nil && to.Addr().Is4() == l.Addr().Is4() {
 					pairs = append(pairs, pair{from: l, to: to}, pair{from: to, to: l})
 				}
 			}
 			for _, s := range p.Services {
-				if x := (pair{from: l, to: s}); !slices.Contains(pairs, x) {
+				x := pair{from: l, to: s}
+				if s.Addr().Is4() == l.Addr().Is4() && !slices.Contains(pairs, x) {
 					pairs = append(pairs, x)
 				}
 			}
 		}
 		if p.Pod.IsValid() {
-			pairs = append(pairs, pair{netip.PrefixFrom(p.Pod, p.Pod.BitLen()),
-				netip.PrefixFrom(netip.IPv4Unspecified(), 0), p.Port})
+			own := netip.PrefixFrom(p.Pod, p.Pod.BitLen())
+			pairs = append(pairs, pair{own, netip.PrefixFrom(p.Pod, 0).Masked(), p.Port})
 		}
 	}
 	return all, pairs, errors.Join(rtnl.Prune(table, keep, ours, k.remove), k.lead(led))
 }
 
-func mainTable() ([]netlink.Route, error) { return rtnl.MainTable(netlink.FAMILY_V4) }
+func mainTable() ([]netlink.Route, error) { return rtnl.MainTable(netlink.FAMILY_ALL) }
 
 func ours(r *netlink.Route) bool { return r.Protocol == Protocol }
 
@@ -211,7 +212,7 @@ func (p *Peer) keep(table []netlink.Route) (have []netlink.Route, err error) {
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		return nil, fmt.Errorf("link %s is down", p.Link)
 	}
-	w := rtnl.Way{Link: p.Link, Index: link.Attrs().Index, Gateways: []netip.Addr{p.Gateway}, To: p.Remote,
+	w := rtnl.Way{Link: p.Link, Index: link.Attrs().Index, Gateways: p.Gateways, To: p.Remote,
 		Protocol: Protocol, Taken: conflict}
 	have, _, errs := w.Keep(table)
 	switch {
@@ -235,7 +236,7 @@ func conflict(want *netlink.Route, table []netlink.Route) error {
 	for _, r := range table {
 		other := rtnl.PrefixOf(&r)
 		if r.Protocol == Protocol || other.Bits() <= 0 || !other.Overlaps(c) ||
-			other.Bits() < c.Bits() && r.Scope != netlink.SCOPE_LINK {
+			other.Bits() < c.Bits() && !onLink(&r) {
 			continue
 		}
 		return fmt.Errorf(
@@ -243,6 +244,15 @@ func conflict(want *netlink.Route, table []netlink.Route) error {
 			c, rtnl.Describe(&r))
 	}
 	return nil
+}
+
+// onLink reports whether a route leads to hosts of a network in which this node is. Routes of IPv6
+// have no scope that says so.
+func onLink(r *netlink.Route) bool {
+	if r.Family == unix.AF_INET6 {
+		return r.Type == unix.RTN_UNICAST && r.Gw == nil && len(r.MultiPath) == 0
+	}
+	return r.Scope == netlink.SCOPE_LINK
 }
 
 // SourceTo returns the address from which this node sends to another.

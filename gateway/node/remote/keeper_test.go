@@ -139,20 +139,25 @@ func wantRoutes(t *testing.T, want ...string) {
 func wantRules(t *testing.T, want ...string) {
 	t.Helper()
 	eventually(t, "rules", func() error {
-		rules, there, err := families[0].read()
-		need.NoError(t, err)
 		var got []string
-		for _, r := range rules {
-			got = append(got, r.label)
+		for i := range families {
+			rules, there, err := families[i].read()
+			need.NoError(t, err)
+			for _, r := range rules {
+				got = append(got, r.label)
+			}
+			if there != (len(rules) > 0) {
+				return fmt.Errorf("table %s is there: %t, with rules %v", families[i].name(), there, rules)
+			}
 		}
-		if !slices.Equal(got, want) || there != (len(want) > 0) {
-			return fmt.Errorf("%q, %t, want %q", got, there, want)
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("%q, want %q", got, want)
 		}
 		return nil
 	})
 }
 
-var milan = Peer{Name: "milan", Link: "cv-milan", Gateway: netip.MustParseAddr("10.80.0.1"),
+var milan = Peer{Name: "milan", Link: "cv-milan", Gateways: []netip.Addr{netip.MustParseAddr("10.80.0.1")},
 	Local: prefixes("10.244.0.0/16"), Remote: prefixes("10.61.0.0/16", "10.70.0.0/24")}
 
 var (
@@ -161,6 +166,45 @@ var (
 	milanRules = []string{"10.244.0.0/16 to 10.61.0.0/16", "10.61.0.0/16 to 10.244.0.0/16",
 		"10.244.0.0/16 to 10.70.0.0/24", "10.70.0.0/24 to 10.244.0.0/16"}
 )
+
+// TestKeeperDual: a peer of both families has routes and the exception in each. What is the node's
+// own in IPv6 is told, and with IPv6 all of it goes.
+func TestKeeperDual(t *testing.T) {
+	needNAT(t)
+	dual := milan
+	dual.Gateways = append(slices.Clone(milan.Gateways), netip.MustParseAddr("fd80::1"))
+	dual.Local, dual.Remote = append(prefixes("fd00:244::/56"), milan.Local...), append(slices.Clone(milan.Remote),
+		prefixes("fd61::/56")...)
+	six := []string{"fd61::/56 via fd80::1 dev cv-milan", "fd80::1/128 dev cv-milan"}
+	address := func(l netlink.Link, text string) {
+		a, err := netlink.ParseAddr(text)
+		need.NoError(t, err)
+		a.Flags = unix.IFA_F_NODAD
+		need.NoError(t, netlink.AddrAdd(l, a))
+	}
+	address(link(t, "cv-milan", "10.80.0.2/32"), "fd80::2/128")
+	k := run(t)
+	k.Apply([]Peer{dual})
+	k.says(t, "")
+	wantRoutes(t, slices.Concat(milanRoutes, six)...)
+	wantRules(t, append(slices.Clone(milanRules), "fd00:244::/56 to fd61::/56", "fd61::/56 to fd00:244::/56")...)
+	own := link(t, "eth0", "10.9.0.1/24")
+	address(own, "fd61::9/40")
+	k.says(t, "fd61::/56 overlaps fd61::/40 dev eth0, to which this node has a route of its own")
+	k.Apply([]Peer{milan})
+	k.says(t, "")
+	wantRoutes(t, milanRoutes...)
+	wantRules(t, milanRules...)
+	k.Apply([]Peer{dual})
+	k.says(t, "fd61::/56 overlaps fd61::/40 dev eth0")
+	wantRoutes(t, append(slices.Clone(milanRoutes), six[1])...)
+	need.NoError(t, netlink.LinkDel(own))
+	k.says(t, "")
+	wantRoutes(t, slices.Concat(milanRoutes, six)...)
+	if removed, err := Remove(); err != nil || !slices.Contains(removed, "nftables table ip6 culvert") {
+		t.Errorf("%q, %v", removed, err)
+	}
+}
 
 func needNAT(t *testing.T) {
 	t.Helper()
@@ -185,7 +229,8 @@ func TestKeeper(t *testing.T) {
 	wantRoutes(t, milanRoutes...)
 	wantRules(t, milanRules...)
 
-	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_LINK)
+	need.BreakNetlink(t, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_LINK)
 	table, err := mainTable()
 	need.NoError(t, err)
 	for _, r := range table {
@@ -337,7 +382,7 @@ func TestOthersRules(t *testing.T) {
 	}
 	need.NoError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 	k := run(t)
-	k.Apply([]Peer{{Name: "milan", Link: "cv-milan", Gateway: netip.MustParseAddr("10.80.0.1"),
+	k.Apply([]Peer{{Name: "milan", Link: "cv-milan", Gateways: []netip.Addr{netip.MustParseAddr("10.80.0.1")},
 		Local: prefixes("10.244.0.0/16"), Remote: prefixes("10.61.0.0/16", "10.71.0.0/24")}})
 	k.says(t, "")
 	wantRoutes(t, "10.61.0.0/16 via 10.80.0.1 dev cv-milan", "10.71.0.0/24 via 10.80.0.1 dev cv-milan",

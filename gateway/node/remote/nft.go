@@ -47,7 +47,7 @@ type family struct {
 }
 
 var families = [...]family{
-	{unix.AF_INET, unix.NFPROTO_IPV4, offsetSource, offsetDest},
+	{unix.AF_INET, unix.NFPROTO_IPV4, 12, 16}, // RFC 791, Section 3.1
 	{unix.AF_INET6, unix.NFPROTO_IPV6, 8, 24}, // RFC 8200, Section 3
 }
 
@@ -90,9 +90,9 @@ func keepTables(pairs []pair, tunnels []Tunnel) (counted map[string]uint64, err 
 	for i := range families {
 		f := &families[i]
 		var want []rule
-		if f.netlink == unix.AF_INET {
-			for _, p := range pairs {
-				want = append(want, rule{chain: chainName, label: p.label(), expressions: p.expressions()})
+		for _, p := range pairs {
+			if p.from.Addr().BitLen() == f.bits() {
+				want = append(want, rule{chain: chainName, label: p.label(), expressions: p.expressions(f)})
 			}
 		}
 		want = append(want, guards(tunnels, f)...)
@@ -101,8 +101,8 @@ func keepTables(pairs []pair, tunnels []Tunnel) (counted map[string]uint64, err 
 			return counted, err
 		}
 		for _, p := range pairs {
-			if changed && f.netlink == unix.AF_INET && p.udp != 0 {
-				forget(p)
+			if changed && p.from.Addr().BitLen() == f.bits() && p.udp != 0 {
+				f.forget(p)
 			}
 		}
 	}
@@ -171,11 +171,11 @@ func (f *family) keep(want []rule, counted map[string]uint64) (changed bool, err
 
 // forget makes the kernel forget translations that are older than the rule: a UDP connection in use
 // never ends by itself. If the kernel refuses, connections in use keep their translation.
-func forget(p pair) {
-	f := &netlink.ConntrackFilter{}
-	if errors.Join(f.AddIPNet(netlink.ConntrackOrigSrcIP, rtnl.IPNet(p.from)), f.AddProtocol(unix.IPPROTO_UDP),
-		f.AddPort(netlink.ConntrackOrigDstPort, p.udp)) == nil {
-		netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f)
+func (f *family) forget(p pair) {
+	filter := &netlink.ConntrackFilter{}
+	if errors.Join(filter.AddIPNet(netlink.ConntrackOrigSrcIP, rtnl.IPNet(p.from)),
+		filter.AddProtocol(unix.IPPROTO_UDP), filter.AddPort(netlink.ConntrackOrigDstPort, p.udp)) == nil {
+		netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(f.netlink), filter)
 	}
 }
 
@@ -189,34 +189,21 @@ func (f *family) remove() (there bool, err error) {
 
 // From linux/netfilter and linux/netfilter/nf_tables.h.
 const (
-	accept        = 1 // NF_ACCEPT
-	register      = unix.NFT_REG_1
-	offsetSource  = 12 // in an IPv4 header (RFC 791, Section 3.1)
-	offsetDest    = 16
-	addressLength = 4
-
-	offsetProtocol = 9
-	offsetPort     = 2 // of the destination, in a UDP header (RFC 768)
+	accept     = 1 // NF_ACCEPT
+	register   = unix.NFT_REG_1
+	offsetPort = 2 // of the destination, in a UDP header (RFC 768)
 )
 
 // expressions match the packets of a pair and keep their source.
-func (p pair) expressions() []byte {
+func (p pair) expressions(f *family) []byte {
 	var only []byte
 	if p.udp != 0 {
-		only = slices.Concat(load(unix.NFT_PAYLOAD_NETWORK_HEADER, offsetProtocol, 1), equals([]byte{unix.IPPROTO_UDP}),
-			load(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offsetPort, 2), equals(binary.BigEndian.AppendUint16(nil, p.udp)))
+		only = udpTo(p.udp)
 	}
 	return slices.Concat(
-		only, loadAddress(offsetSource), within(p.from), loadAddress(offsetDest), within(p.to),
-		loadAddress(offsetSource),
-		expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT), number(unix.NFTA_NAT_FAMILY,
-			unix.NFPROTO_IPV4),
-			number(unix.NFTA_NAT_REG_ADDR_MIN, register)))
-}
-
-// loadAddress loads an address of the IPv4 header into the register.
-func loadAddress(offset uint32) []byte {
-	return load(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, addressLength)
+		only, f.load(f.source), within(p.from), f.load(f.dest), within(p.to), f.load(f.source),
+		expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT),
+			number(unix.NFTA_NAT_FAMILY, uint32(f.proto)), number(unix.NFTA_NAT_REG_ADDR_MIN, register)))
 }
 
 // load loads bytes of a header into the register.
@@ -247,9 +234,7 @@ func masked(mask []byte) []byte {
 
 // within continues the rule if the address in the register lies in a prefix.
 func within(p netip.Prefix) []byte {
-	mask := make([]byte, addressLength)
-	binary.BigEndian.PutUint32(mask, ^uint32(0)<<(32-p.Bits()))
-	return slices.Concat(masked(mask), equals(p.Masked().Addr().AsSlice()))
+	return slices.Concat(masked(rtnl.IPNet(p).Mask), equals(p.Masked().Addr().AsSlice()))
 }
 
 func expression(name string, parts ...[]byte) []byte {

@@ -23,7 +23,16 @@ const (
 // would have another table decide, as CNIs of clouds do by the source for pods that have an address
 // of a second network card. It removes this package's other rules.
 func lead(to []netip.Prefix) (err error) {
-	rules, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(unix.AF_INET) })
+	for _, f := range families {
+		of := slices.DeleteFunc(slices.Clone(to), func(p netip.Prefix) bool { return p.Addr().BitLen() != f.bits() })
+		err = errors.Join(err, f.lead(of))
+	}
+	return err
+}
+
+// lead is lead for one family.
+func (f *family) lead(to []netip.Prefix) (err error) {
+	rules, err := rtnl.List(func() ([]netlink.Rule, error) { return netlink.RuleList(f.netlink) })
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without rules
 		return nil
 	}
@@ -53,7 +62,7 @@ func lead(to []netip.Prefix) (err error) {
 			continue
 		}
 		r := netlink.NewRule()
-		r.Family, r.Priority, r.Table, r.Protocol, r.Dst = unix.AF_INET, rulePriority, unix.RT_TABLE_MAIN, Protocol,
+		r.Family, r.Priority, r.Table, r.Protocol, r.Dst = f.netlink, rulePriority, unix.RT_TABLE_MAIN, Protocol,
 			rtnl.IPNet(p)
 		if e := netlink.RuleAdd(r); e != nil && !errors.Is(e, unix.EEXIST) {
 			err = errors.Join(err, fmt.Errorf("policy rules: add one to %s: %w", p, e))

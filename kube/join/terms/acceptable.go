@@ -96,16 +96,17 @@ func (c *Cluster) ByKey(key wgkey.Key) string {
 	return ""
 }
 
-// Nth returns the n-th address of an IPv4 prefix, or the last one if it has fewer: the same host
-// under each of its CIDRs.
+// Nth returns the n-th address of a prefix, or the last one if it has fewer: the same host under
+// each of its CIDRs.
 func Nth(p netip.Prefix, n uint32) netip.Addr {
-	if most := uint32(1)<<(32-max(p.Bits(), 1)) - 1; n > most {
-		n = most
+	a := p.Masked().Addr().AsSlice()
+	if host := 8*len(a) - p.Bits(); host < 32 {
+		n = min(n, 1<<host-1)
 	}
-	a := p.Masked().Addr().As4()
-	for i := 3; i >= 0; i-- {
+	for i := len(a) - 1; n > 0; i-- {
 		a[i] |= byte(n)
 		n >>= 8
 	}
-	return netip.AddrFrom4(a)
+	nth, _ := netip.AddrFromSlice(a)
+	return nth
 }

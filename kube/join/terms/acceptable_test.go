@@ -52,7 +52,7 @@ func TestAcceptable(t *testing.T) {
 
 func TestNth(t *testing.T) {
 	for cidr, want := range map[string]string{"10.244.0.0/16": "10.244.1.5", "10.0.0.128/25": "10.0.0.255",
-		"10.1.2.3/32": "10.1.2.3"} {
+		"10.1.2.3/32": "10.1.2.3", "fd00:244::/56": "fd00:244::105", "fd00::/127": "fd00::1", "::/0": "::105"} {
 		if got := Nth(netip.MustParsePrefix(cidr), 261).String(); got != want {
 			t.Errorf("%s: %s, want %s", cidr, got, want)
 		}

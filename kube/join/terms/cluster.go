@@ -36,9 +36,10 @@ type Cluster struct {
 	Balanced bool
 	Address  netip.Addr
 	Public   bool     // Address is an ExternalIP
-	Six      bool     // pods have IPv6 addresses, which no Peering carries
 	Archs    []string // GOARCH of nodes, each once
 	outside  string   // a Node whose CIDRs Pods does not contain; "": none
+	guess    string   // why IPv6, which pods have as well, is not among Pods; "": it is, or they have none
+	lacks    [2]bool  // by family, IPv4 first: some Nodes do not say where pods are
 
 	taken    []ipam.Taken   // CIDRs in use
 	wide     []netip.Prefix // CIDRs in which more may come into use
@@ -47,6 +48,7 @@ type Cluster struct {
 	notes    map[string]map[string]string
 	hosts    []netip.Addr              // of nodes
 	planned  map[string][]netip.Prefix // by peer: CIDRs of Peerings that are proposed
+	unique   netip.Prefix              // of ula; invalid: not needed so far
 }
 
 // maxCIDRs is the maximum number of pod CIDRs in a Peering.
@@ -55,7 +57,7 @@ const maxCIDRs = 16
 // Find derives a cluster's addresses. If something cannot be found, the error names the flag by
 // which the user can say it.
 func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
-	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, Six: s.six, peerings: s.peerings,
+	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, peerings: s.peerings,
 		specs: s.specs, notes: s.notes}
 	if len(s.nodes) == 0 && len(s.virtual) > 0 {
 		return nil, errors.New(
@@ -70,10 +72,11 @@ func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
 		return nil, err
 	}
 	c.Services = s.serviceCIDRs(h)
-	if c.Pods, err = s.podCIDRs(h, c.Services); err != nil {
+	if c.Pods, c.guess, err = s.podCIDRs(h, c.Services); err != nil {
 		return nil, err
 	}
-	c.PodsFrom, c.outside = s.podsFrom(c.Pods)
+	c.Services = slices.DeleteFunc(c.Services, func(f Found) bool { return !hasFamily(c.PodCIDRs(), is6(f.CIDR)) })
+	c.podsFrom(s)
 	c.take(s, h)
 	return c, nil
 }
@@ -87,7 +90,7 @@ func (c *Cluster) findAddress(s *Survey) {
 		if n.arch != "" && !slices.Contains(c.Archs, n.arch) {
 			c.Archs = append(c.Archs, n.arch)
 		}
-		c.hosts = append(c.hosts, n.internal, n.external)
+		c.hosts = append(c.hosts, n.addresses...)
 		rank, address := 0, n.internal
 		if n.external.IsValid() {
 			rank, address = 2, n.external
@@ -111,7 +114,7 @@ func (s *Survey) contradicts(h Hints) error {
 		}
 	}
 	for _, p := range s.pods {
-		known = append(known, Found{netip.PrefixFrom(p.address, 32), "a Pod of Node " + p.node})
+		known = append(known, Found{netip.PrefixFrom(p.address, p.address.BitLen()), "a Pod of Node " + p.node})
 	}
 	known = append(known, s.pools...)
 	if f, ok := s.flags["--cluster-cidr"]; ok {
@@ -126,43 +129,68 @@ func (s *Survey) contradicts(h Hints) error {
 		}
 	}
 	for _, a := range s.services {
-		if len(h.Services) > 0 && !slices.ContainsFunc(h.Services, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if hasFamily(h.Services, a.Is6()) &&
+			!slices.ContainsFunc(h.Services, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			return fmt.Errorf("--service-cidr: a Service has the address %s, which is in none of %s", a, h.Services)
 		}
 	}
 	return nil
 }
 
+func is6(p netip.Prefix) bool { return p.Addr().Is6() }
+
+// hasFamily reports whether one of several prefixes is of a family.
+func hasFamily(all []netip.Prefix, v6 bool) bool {
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return is6(p) == v6 })
+}
+
+func ofFamily(all []Found, v6 bool) (found []Found) {
+	for _, f := range all {
+		if is6(f.CIDR) == v6 {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+func addressesOf(all []netip.Addr, v6 bool) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return a.Is6() != v6 })
+}
+
+// serviceCIDRs asks several sources in turn, for each family.
 func (s *Survey) serviceCIDRs(h Hints) (all []Found) {
+	var said, flag, guess []Found
 	for _, p := range h.Services {
-		all = append(all, Found{p, "--service-cidr"})
-	}
-	if len(all) > 0 {
-		return all
-	}
-	if len(s.ranges) > 0 {
-		return s.ranges
+		said = append(said, Found{p, "--service-cidr"})
 	}
 	if f, ok := s.flags["--service-cluster-ip-range"]; ok {
 		for _, p := range prefixes(f.value) {
-			all = append(all, Found{p, "--service-cluster-ip-range of " + f.pod})
+			flag = append(flag, Found{p, "--service-cluster-ip-range of " + f.pod})
 		}
-		return all
 	}
-	for _, p := range around(s.services, nil) {
-		all = append(all, Found{p, "guessed: the addresses of Services are in it"})
+	for _, v6 := range []bool{false, true} {
+		for _, p := range around(addressesOf(s.services, v6), nil) {
+			guess = append(guess, Found{p, "guessed: the addresses of Services are in it"})
+		}
+		for _, found := range [][]Found{said, s.ranges, flag, guess} {
+			if of := ofFamily(found, v6); len(of) > 0 {
+				all = append(all, of...)
+				break
+			}
+		}
 	}
 	return all
 }
 
-// podCIDRs asks several sources in turn, and returns the first answer that contains all addresses
-// of Pods.
-func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
+// podCIDRs asks several sources in turn, for each family, and takes the first answer that contains
+// all addresses of Pods. guess says why those of IPv6 are unknown although pods have such addresses
+// beside others.
+func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, guess string, err error) {
 	for _, p := range h.Pods {
 		all = append(all, Found{p, "--pod-cidr"})
 	}
 	if len(all) > 0 {
-		return all, nil
+		return all, "", nil
 	}
 	var flag []Found
 	if f, ok := s.flags["--cluster-cidr"]; ok {
@@ -178,46 +206,81 @@ func (s *Survey) podCIDRs(h Hints, services []Found) (all []Found, err error) {
 	for _, f := range services {
 		others = append(others, f.CIDR.Addr())
 	}
-	for _, found := range [][]Found{s.ofPeerings(), s.pools, flag, s.ofNodes(others)} {
-		if len(found) > 0 && len(found) <= maxCIDRs && !slices.ContainsFunc(s.pods,
-			func(p surveyedPod) bool { return !contains(found, p.address) }) {
+	for _, v6 := range []bool{false, true} {
+		found, err := s.podCIDRsOf(v6, maxCIDRs-len(all), flag, others)
+		switch {
+		case err != nil && v6 && len(all) > 0:
+			guess = err.Error()
+		case err != nil:
+			return nil, "", err
+		}
+		all = append(all, found...)
+	}
+	if len(all) == 0 {
+		return nil, "", errors.New("--pod-cidr: missing; neither Nodes nor Pods tell where pods are")
+	}
+	return all, guess, nil
+}
+
+// podCIDRsOf is podCIDRs for one family; none if pods have no address of it.
+func (s *Survey) podCIDRsOf(v6 bool, most int, flag []Found, others []netip.Addr) ([]Found, error) {
+	var pods []netip.Addr
+	for _, p := range s.pods {
+		if p.address.Is6() == v6 {
+			pods = append(pods, p.address)
+		}
+	}
+	for _, found := range [][]Found{s.ofPeerings(v6), ofFamily(s.pools, v6), ofFamily(flag, v6),
+		s.ofNodes(v6, others)} {
+		if len(found) > 0 && len(found) <= most && !slices.ContainsFunc(pods,
+			func(a netip.Addr) bool { return !contains(found, a) }) {
 			return found, nil
 		}
 	}
-	return s.ofPods(others)
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	return ofPods(pods, most, others)
 }
 
-// ofPeerings returns the pod CIDRs of existing Peerings, unless a Node has since got pods outside
+// ofPeerings returns the pod CIDRs of an existing Peering, unless a Node has since got pods outside
 // them.
-func (s *Survey) ofPeerings() (all []Found) {
-	if len(s.specs) == 0 {
-		return nil
-	}
-	name := sortedKeys(s.specs)[0]
-	for _, p := range prefixes(s.specs[name].Local.PodCIDRs...) {
-		all = append(all, Found{p, "as Peering " + name + " has it"})
-	}
-	for _, n := range s.nodes {
-		if slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(all, p.Addr()) }) &&
-			s.specs[name].PodsFrom != "Pods" {
-			return nil
+func (s *Survey) ofPeerings(v6 bool) (all []Found) {
+	for _, name := range sortedKeys(s.specs) {
+		for _, p := range prefixes(s.specs[name].Local.PodCIDRs...) {
+			if is6(p) == v6 {
+				all = append(all, Found{p, "as Peering " + name + " has it"})
+			}
+		}
+		for _, n := range s.nodes {
+			if n.outside(all, v6) && len(all) > 0 && s.specs[name].PodsFrom != "Pods" {
+				return nil
+			}
+		}
+		if len(all) > 0 {
+			break
 		}
 	}
 	return all
 }
 
+// outside reports whether a Node has pods of a family elsewhere than in all.
+func (n *surveyedNode) outside(all []Found, v6 bool) bool {
+	return slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return is6(p) == v6 && !contains(all, p.Addr()) })
+}
+
 // ofNodes guesses from Nodes, whose CIDRs are parts of a larger one.
-func (s *Survey) ofNodes(others []netip.Addr) (all []Found) {
+func (s *Survey) ofNodes(v6 bool, others []netip.Addr) (all []Found) {
 	var parts []netip.Prefix
 	var first []netip.Addr
 	for _, n := range s.nodes {
-		if len(n.pods) == 0 {
+		if !hasFamily(n.pods, v6) {
 			return nil
 		}
-		parts = append(parts, n.pods...)
+		parts = append(parts, only([]bool{v6}, n.pods)...)
 	}
 	for _, p := range parts {
-		if p.Bits() < 16 {
+		if p.Bits() < wholeBits(p.Addr()) {
 			first = nil
 			break
 		}
@@ -237,21 +300,10 @@ func (s *Survey) ofNodes(others []netip.Addr) (all []Found) {
 	return all
 }
 
-// ofPods guesses from the addresses of Pods.
-func (s *Survey) ofPods(others []netip.Addr) (all []Found, err error) {
-	var addresses []netip.Addr
-	for _, p := range s.pods {
-		addresses = append(addresses, p.address)
-	}
-	if len(addresses) == 0 && s.six {
-		return nil, errors.New(
-			"pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far, so that there is nothing to join")
-	}
-	if len(addresses) == 0 {
-		return nil, errors.New("--pod-cidr: missing; neither Nodes nor Pods tell where pods are")
-	}
+// ofPods guesses from the addresses of Pods, which are of one family.
+func ofPods(addresses []netip.Addr, most int, others []netip.Addr) (all []Found, err error) {
 	whole := around(addresses, others)
-	if len(whole) == 0 || len(whole) > maxCIDRs {
+	if len(whole) == 0 || len(whole) > most {
 		return nil,
 			fmt.Errorf("--pod-cidr: missing; pods such as %s share their networks with nodes or Services, so that nothing can be guessed", addresses[0])
 	}
@@ -261,10 +313,19 @@ func (s *Survey) ofPods(others []netip.Addr) (all []Found, err error) {
 	return all, nil
 }
 
-// around returns the /16 around each address; none if one of these contains an address of others.
+// wholeBits is the length of the networks that clusters usually divide among their nodes.
+func wholeBits(a netip.Addr) int {
+	if a.Is4() {
+		return 16
+	}
+	return 56
+}
+
+// around returns the network of wholeBits around each address; none if one of these contains an
+// address of others.
 func around(addresses, others []netip.Addr) (all []netip.Prefix) {
 	for _, a := range addresses {
-		if p := netip.PrefixFrom(a, 16).Masked(); !slices.Contains(all, p) {
+		if p := netip.PrefixFrom(a, wholeBits(a)).Masked(); !slices.Contains(all, p) {
 			all = append(all, p)
 		}
 	}
@@ -281,26 +342,46 @@ func contains(all []Found, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(f Found) bool { return f.CIDR.Contains(a) })
 }
 
-// podsFrom returns Nodes if the Nodes' CIDRs say where every pod is, otherwise Pods; and a Node
+// podsFrom decides between Nodes, if their CIDRs say where every pod is, and Pods. It finds a Node
 // whose CIDRs are not among the pods'.
-func (s *Survey) podsFrom(pods []Found) (from, outside string) {
-	from = "Nodes"
-	for _, name := range sortedKeys(s.nodes) {
-		n := s.nodes[name]
-		if slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return !contains(pods, p.Addr()) }) {
-			return "Pods", name
+func (c *Cluster) podsFrom(s *Survey) {
+	c.PodsFrom = "Nodes"
+	for _, v6 := range c.families() {
+		for _, name := range sortedKeys(s.nodes) {
+			n := s.nodes[name]
+			if c.outside == "" && n.outside(c.Pods, v6) {
+				c.outside = name
+			}
+			c.lacks[bit(v6)] = c.lacks[bit(v6)] || !hasFamily(n.pods, v6)
 		}
-		if len(n.pods) == 0 {
-			from = "Pods"
+		for _, p := range s.pods {
+			if n, ok := s.nodes[p.node]; ok && p.address.Is6() == v6 && !slices.ContainsFunc(n.pods,
+				func(c netip.Prefix) bool { return c.Contains(p.address) }) {
+				c.lacks[bit(v6)] = true
+			}
 		}
 	}
-	for _, p := range s.pods {
-		if n, ok := s.nodes[p.node]; ok && !slices.ContainsFunc(n.pods,
-			func(c netip.Prefix) bool { return c.Contains(p.address) }) {
-			from = "Pods"
+	if c.outside != "" || c.lacks[0] || c.lacks[1] {
+		c.PodsFrom = "Pods"
+	}
+}
+
+// bit is 1 for IPv6.
+func bit(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
+}
+
+// families returns those of the cluster's pods, IPv4 first: false, true for IPv6.
+func (c *Cluster) families() (all []bool) {
+	for _, v6 := range []bool{false, true} {
+		if hasFamily(c.PodCIDRs(), v6) {
+			all = append(all, v6)
 		}
 	}
-	return from, ""
+	return all
 }
 
 // take records the CIDRs that no choice may overlap, except those of the cluster's Peerings: see
@@ -308,9 +389,9 @@ func (s *Survey) podsFrom(pods []Found) (from, outside string) {
 func (c *Cluster) take(s *Survey, h Hints) {
 	add := func(name string, p netip.Prefix) { c.taken = append(c.taken, ipam.Taken{Name: name, Prefix: p}) }
 	host := func(name string, a netip.Addr) {
-		if a.Is4() && !a.IsLoopback() && !slices.ContainsFunc(c.taken,
+		if a.IsValid() && !a.IsLoopback() && !slices.ContainsFunc(c.taken,
 			func(t ipam.Taken) bool { return t.Prefix.Contains(a) }) {
-			add(name, netip.PrefixFrom(a, 32))
+			add(name, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
 	for _, f := range c.Pods {
@@ -319,7 +400,7 @@ func (c *Cluster) take(s *Survey, h Hints) {
 	for _, f := range c.Services {
 		add("Services of "+c.Name, f.CIDR)
 		if strings.HasPrefix(f.Source, "guessed") {
-			c.wide = append(c.wide, netip.PrefixFrom(f.CIDR.Addr(), 12).Masked())
+			c.wide = append(c.wide, netip.PrefixFrom(f.CIDR.Addr(), wholeBits(f.CIDR.Addr())-4).Masked())
 		}
 	}
 	for _, p := range h.Avoid {
@@ -327,8 +408,8 @@ func (c *Cluster) take(s *Survey, h Hints) {
 	}
 	for _, name := range sortedKeys(s.nodes) {
 		for _, a := range s.nodes[name].addresses {
-			if host("node "+name, a); a.Is4() && a.IsPrivate() {
-				c.wide = append(c.wide, netip.PrefixFrom(a, 16).Masked())
+			if host("node "+name, a); a.IsPrivate() {
+				c.wide = append(c.wide, netip.PrefixFrom(a, wholeBits(a)).Masked())
 			}
 		}
 	}

@@ -41,6 +41,9 @@ func (c *Cluster) Notes(spec *peering.Spec, nonce, endpoint string) map[string]s
 	for _, r := range c.Given(spec) {
 		texts = append(texts, r.CIDR+"="+cmp.Or(r.Remap, r.CIDR))
 	}
+	if c.unique.IsValid() || c.notes[spec.Peer][UniqueAnnotation] != "" {
+		notes[UniqueAnnotation] = c.ula().String()
+	}
 	if len(texts) > 0 {
 		notes[GivenAnnotation] = strings.Join(texts, " ")
 	}
@@ -63,11 +66,7 @@ func readGiven(text string) (all []peering.SpecRemap) {
 
 // remapsOf returns the peer's CIDRs in a Peering.
 func remapsOf(spec *peering.Spec) []peering.SpecRemap {
-	all := slices.Clone(spec.Remote.PodCIDRs)
-	if r := spec.Remote.ExternalCIDR; r != nil {
-		all = append(all, *r)
-	}
-	return all
+	return slices.Concat(spec.Remote.PodCIDRs, spec.Remote.Externals())
 }
 
 // seenAs returns the CIDR under which this cluster sees one of the peer's; invalid if it is no
@@ -76,7 +75,7 @@ func seenAs(r peering.SpecRemap) netip.Prefix {
 	real, err := netip.ParsePrefix(r.CIDR)
 	seen, e := netip.ParsePrefix(cmp.Or(r.Remap, r.CIDR))
 	if err != nil || e != nil || peering.CheckCIDR(real) != "" || peering.CheckCIDR(seen) != "" ||
-		real.Bits() != seen.Bits() {
+		real.Bits() != seen.Bits() || is6(real) != is6(seen) {
 		return netip.Prefix{}
 	}
 	return seen

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -33,8 +34,8 @@ const MaxName = 40
 const MaxInvitation = 8192
 
 // invitationVersion is the version of the text. In another version the same lines may mean
-// something else.
-const invitationVersion = 1
+// something else. Version 1 is the same without IPv6, which its readers refuse.
+const invitationVersion = 2
 
 // An Invitation is what one cluster tells another, without any secret. Integrity is a matter of the
 // channel: users compare its Words.
@@ -45,7 +46,7 @@ type Invitation struct {
 	// the one that invites
 	Endpoint string
 	Pods     []netip.Prefix
-	External netip.Prefix
+	External []netip.Prefix // one of each family of Pods
 	Nonce    string
 	Answers  string // the nonce of the invitation that this one answers; "" of the first
 }
@@ -57,17 +58,28 @@ func NewNonce() string {
 	return hex.EncodeToString(b[:])
 }
 
+// version is the lowest one that can say what i says.
+func (i *Invitation) version() int {
+	if hasFamily(i.Pods, true) || hasFamily(i.External, true) {
+		return invitationVersion
+	}
+	return 1
+}
+
 // body is the text without its checksum.
 func (i *Invitation) body() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, begin+"%d\nfrom %s\nto %s\nkey %s\n", invitationVersion, i.From, i.To, i.Key.Base64())
+	fmt.Fprintf(&b, begin+"%d\nfrom %s\nto %s\nkey %s\n", i.version(), i.From, i.To, i.Key.Base64())
 	if i.Endpoint != "" {
 		fmt.Fprintf(&b, "endpoint %s\n", i.Endpoint)
 	}
 	for _, p := range i.Pods {
 		fmt.Fprintf(&b, "pods %s\n", p)
 	}
-	fmt.Fprintf(&b, "external %s\nnonce %s\n", i.External, i.Nonce)
+	for _, p := range i.External {
+		fmt.Fprintf(&b, "external %s\n", p)
+	}
+	fmt.Fprintf(&b, "nonce %s\n", i.Nonce)
 	if i.Answers != "" {
 		fmt.Fprintf(&b, "answers %s\n", i.Answers)
 	}
@@ -127,7 +139,7 @@ func ParseInvitation(text []byte) (*Invitation, error) {
 	case number > invitationVersion:
 		return nil,
 			fmt.Errorf("version %d; this culvert reads version %d: use a newer culvert here, or have the other side use an older one", number, invitationVersion)
-	case number != invitationVersion:
+	case number < 1:
 		return nil, errNoInvitation
 	}
 	last := len(lines) - 1
@@ -166,13 +178,15 @@ func (i *Invitation) read(line string) (err error) {
 		i.Key, err = wgkey.Parse(value)
 	case "endpoint":
 		i.Endpoint = value
-	case "pods":
+	case "pods", "external":
+		to := &i.Pods
+		if name == "external" {
+			to = &i.External
+		}
 		var p netip.Prefix
 		if p, err = netip.ParsePrefix(value); err == nil {
-			i.Pods = append(i.Pods, p)
+			*to = append(*to, p)
 		}
-	case "external":
-		i.External, err = netip.ParsePrefix(value)
 	case "nonce":
 		i.Nonce = value
 	case "answers":
@@ -213,24 +227,26 @@ func (i *Invitation) check() error {
 	if len(i.Pods) == 0 || len(i.Pods) > maxCIDRs {
 		e.Add("pods", "%d of them; want 1 to %d", len(i.Pods), maxCIDRs)
 	}
+	for _, v6 := range []bool{false, true} {
+		if n := len(only([]bool{v6}, i.External)); n != bit(hasFamily(i.Pods, v6)) {
+			e.Add("external", "%d of %s; want one for each family of pods", n, []string{"IPv4", "IPv6"}[bit(v6)])
+		}
+	}
 	if err := e.Err(); err != nil {
 		return err
 	}
-	for k, p := range append([]netip.Prefix{i.External}, i.Pods...) {
-		field := "pods"
-		if k == 0 {
-			field = "external"
+	for k, p := range slices.Concat(i.External, i.Pods) {
+		field := "external"
+		if k >= len(i.External) {
+			field = "pods"
 		}
 		if fault := peering.CheckCIDR(p); fault != "" {
 			e.Add(field, "%s", fault)
 		}
-		for _, other := range i.Pods[:max(k-1, 0)] {
+		for _, other := range slices.Concat(i.External, i.Pods)[:k] {
 			if p.Overlaps(other) {
 				e.Add(field, "%s overlaps %s, which is the same cluster's", p, other)
 			}
-		}
-		if k > 0 && p.Overlaps(i.External) {
-			e.Add(field, "%s overlaps external (%s)", p, i.External)
 		}
 	}
 	return e.Err()

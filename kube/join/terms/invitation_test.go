@@ -17,7 +17,15 @@ func invitation() *Invitation {
 	return &Invitation{From: "rome", To: "milan", Key: key, Endpoint: "192.0.2.7:51840",
 		Nonce:    strings.Repeat("0123456789abcdef", 2),
 		Pods:     []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.9.0.0/20")},
-		External: netip.MustParsePrefix("10.70.0.0/23")}
+		External: []netip.Prefix{netip.MustParsePrefix("10.70.0.0/23")}}
+}
+
+// dual is an invitation of a cluster with both families.
+func dual() *Invitation {
+	i := invitation()
+	i.Pods = append(i.Pods, netip.MustParsePrefix("fd00:244::/56"))
+	i.External = append(i.External, netip.MustParsePrefix("fd01:2:3:1000::/112"))
+	return i
 }
 
 func answer() *Invitation {
@@ -30,7 +38,7 @@ func answer() *Invitation {
 func sealed(body string) string { return body + "checksum " + checksum(body) + "\n" }
 
 func TestInvitation(t *testing.T) {
-	for _, i := range []*Invitation{invitation(), answer()} {
+	for _, i := range []*Invitation{invitation(), answer(), dual()} {
 		got, err := ParseInvitation([]byte(i.Text()))
 		if err != nil || !reflect.DeepEqual(got, i) {
 			t.Errorf("%+v, %v, want %+v", got, err, i)
@@ -88,7 +96,7 @@ func TestInvitationRefused(t *testing.T) {
 		change("milan", "turin")[:1]: "no invitation",
 		strings.Replace(text, "milan", "turin", 1): "altered",
 		change("invitation 1",
-			"invitation 2"): "version 2; this culvert reads version 1: use a newer culvert",
+			"invitation 3"): "version 3; this culvert reads version 2: use a newer culvert",
 		change("invitation 1", "invitation 0"):                             "no invitation",
 		change("to milan", "to rome"):                                      `to: "rome" is who invites`,
 		change("from rome", "from Rome"):                                   `from: "Rome" is no name of a cluster`,
@@ -109,11 +117,11 @@ func TestInvitationRefused(t *testing.T) {
 		change("192.0.2.7:51840", "a b:1"): `endpoint: "a b" is neither`,
 		change("pods 10.244.0.0/16\npods 10.9.0.0/20\n", ""): "pods: 0 of them",
 		change("pods 10.244.0.0/16", "pods 0.0.0.0/0"):       "pods: 0.0.0.0/0 is shorter than /8",
-		change("pods 10.244.0.0/16", "pods fd00::/64"):       "pods: ",
+		change("pods 10.244.0.0/16", "pods fd00::/64"):       "external: 0 of IPv6; want one",
 		change("pods 10.244.0.0/16", "pods 10.244.0.1/16"):   "pods: 10.244.0.1/16 has bits",
 		change("pods 10.244.0.0/16", "pods 127.0.0.0/8"):     "pods: 127.0.0.0/8 has addresses that routers",
 		change("pods 10.244.0.0/16", "pods 10.8.0.0/15"):     "pods: 10.9.0.0/20 overlaps 10.8.0.0/15",
-		change("pods 10.244.0.0/16", "pods 10.70.0.0/16"):    "pods: 10.70.0.0/16 overlaps external",
+		change("pods 10.244.0.0/16", "pods 10.70.0.0/16"):    "pods: 10.70.0.0/16 overlaps 10.70.0.0/23, which is",
 		change("external 10.70.0.0/23", "external ?"):        "external: ",
 		change("external 10.70.0.0/23\n", ""):                "external: ",
 		change("key x", "key y"):                             "", // another key is another invitation
@@ -158,7 +166,7 @@ func FuzzInvitation(f *testing.F) {
 				t.Fatalf("%+v, %v, of %q", again, err, text)
 			}
 			spec, _, err := rome.Propose(Peer{Name: i.From, Pods: i.Pods, External: i.External, Key: i.Key,
-				Endpoint: i.Endpoint, Role: "Client"}, netip.Prefix{}, nil)
+				Endpoint: i.Endpoint, Role: "Client"}, nil, nil)
 			if err == nil && len(spec.Remote.PodCIDRs) != len(i.Pods) {
 				t.Fatalf("%+v of %q", spec, text)
 			}

@@ -2,6 +2,8 @@ package terms
 
 import (
 	"cmp"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,24 +16,67 @@ import (
 	"culvert/kube/peering"
 )
 
-// Where CIDRs are chosen first. Later choices are next to taken ones, and elsewhere once these
-// ranges are full.
-var (
-	internalRange = netip.MustParsePrefix("10.80.0.0/16")
-	externalRange = netip.MustParsePrefix("10.70.0.0/16")
-	remapRange    = netip.MustParsePrefix("10.48.0.0/12")
-	firstRemap    = netip.MustParseAddr("10.61.0.0")
-)
+// Where CIDRs are chosen. Later choices are next to taken ones; those of IPv4 are elsewhere once
+// these ranges are full.
+type ranges struct {
+	internal, external, remap netip.Prefix
+	first                     netip.Addr // of remaps
+	externalBits              int
+}
 
-// externalBits is the length of an external CIDR: 510 addresses, one for all that is unknown, the
+// ranges4 are those of IPv4. An external CIDR has 510 addresses, one for all that is unknown, the
 // others for exported Services.
-const externalBits = 23
+var ranges4 = ranges{internal: netip.MustParsePrefix("10.80.0.0/16"), external: netip.MustParsePrefix("10.70.0.0/16"),
+	remap: netip.MustParsePrefix("10.48.0.0/12"), first: netip.MustParseAddr("10.61.0.0"), externalBits: 23}
+
+// ranges returns those of a family. Those of IPv6 are parts of the cluster's own prefix, except for
+// the remap of a CIDR that would not fit in.
+func (c *Cluster) ranges(v6 bool) ranges {
+	if !v6 {
+		return ranges4
+	}
+	part := func(subnet uint16, bits int) netip.Prefix {
+		a := c.ula().Addr().As16()
+		binary.BigEndian.PutUint16(a[6:], subnet)
+		return netip.PrefixFrom(netip.AddrFrom16(a), bits)
+	}
+	r := ranges{internal: part(0, 52), external: part(0x1000, 52), remap: part(0x8000, 49), externalBits: 112}
+	r.first = r.remap.Addr()
+	return r
+}
+
+// UniqueAnnotation is where Peerings keep the cluster's own prefix of unique local addresses.
+const UniqueAnnotation = "culvert.io/unique-local"
+
+// ula returns the cluster's own prefix of unique local addresses: the one that a Peering knows, or
+// a new one.
+func (c *Cluster) ula() netip.Prefix {
+	for _, name := range sortedKeys(c.notes) {
+		p, err := netip.ParsePrefix(c.notes[name][UniqueAnnotation])
+		if err == nil && p.Bits() == 48 && p == p.Masked() && is6(p) && p.Addr().IsPrivate() && !c.unique.IsValid() {
+			c.unique = p
+		}
+	}
+	if !c.unique.IsValid() {
+		c.unique = newULA(48)
+	}
+	return c.unique
+}
+
+// newULA returns a new random prefix of unique local addresses (RFC 4193, Section 3.2), at most 48
+// bits long. Tests replace it.
+var newULA = func(bits int) netip.Prefix {
+	var a [16]byte
+	rand.Read(a[:6]) // never fails (crypto/rand)
+	a[0] = 0xfd
+	return netip.PrefixFrom(netip.AddrFrom16(a), bits).Masked()
+}
 
 // A Peer is what a cluster learns about the other one.
 type Peer struct {
 	Name     string
 	Pods     []netip.Prefix // empty: not known yet
-	External netip.Prefix
+	External []netip.Prefix
 	Key      wgkey.Key    // zero: not known yet
 	Role     string       // of this cluster: Server or Client
 	Endpoint string       // of the Server, for a Client; "": not known yet
@@ -63,7 +108,7 @@ func (c *Cluster) newChooser(peer string, beside []netip.Prefix) *chooser {
 		if p.Metadata.Name == peer {
 			continue
 		}
-		for _, q := range append(append([]netip.Prefix{p.Internal, p.External}, p.Pods...), p.Seen()...) {
+		for _, q := range slices.Concat(p.Internal, p.External, p.Pods, p.Seen()) {
 			x.take("Peering "+p.Metadata.Name, q)
 		}
 		for _, r := range readGiven(c.notes[p.Metadata.Name][GivenAnnotation]) {
@@ -82,7 +127,7 @@ func (c *Cluster) newChooser(peer string, beside []netip.Prefix) *chooser {
 
 // plan makes the CIDRs of a proposal taken for other Peerings.
 func (c *Cluster) plan(spec *peering.Spec) {
-	all := prefixes(spec.InternalCIDR, spec.Local.ExternalCIDR)
+	all := prefixes(slices.Concat(spec.Internals(), spec.Local.Externals())...)
 	for _, r := range remapsOf(spec) {
 		all = append(all, seenAs(r))
 	}
@@ -131,6 +176,9 @@ func (x *chooser) pick(what string, want netip.Prefix, within netip.Prefix) (net
 	var err error
 	for _, more := range [][][]netip.Prefix{{x.cluster.wide, x.beside}, {x.cluster.wide}, {}} {
 		for _, pools := range [][]netip.Prefix{{within}, nil} {
+			if pools == nil && is6(want) {
+				continue
+			}
 			var found netip.Prefix
 			if found, err = plan(pools, more...); err == nil {
 				x.take("the "+what, found)
@@ -165,39 +213,111 @@ func (c *Cluster) PodCIDRs() (all []netip.Prefix) {
 	return all
 }
 
-// beside returns the CIDRs of a cluster that its peer should avoid.
-func (c *Cluster) beside() (all []netip.Prefix) {
-	for _, t := range c.newChooser("", nil).taken {
+// beside returns the CIDRs of a cluster that its peer should avoid, but for those of their Peering,
+// which come back.
+func (c *Cluster) beside(peer string) (all []netip.Prefix) {
+	for _, t := range c.newChooser(peer, nil).taken {
 		all = append(all, t.Prefix)
 	}
 	return all
 }
 
-// external returns the external CIDR for a peer.
-func (x *chooser) external(peer string) (netip.Prefix, error) {
-	if p, err := netip.ParsePrefix(x.cluster.old(peer).Local.ExternalCIDR); err == nil {
-		return p, nil
+// each returns a CIDR of each family: of those that a Peering has, or else what pick returns.
+func each(old []string, families []bool, pick func(v6 bool) (netip.Prefix, error)) (all []netip.Prefix, err error) {
+	for _, v6 := range families {
+		have := slices.DeleteFunc(prefixes(old...), func(p netip.Prefix) bool { return is6(p) != v6 })
+		if len(have) == 0 {
+			p, err := pick(v6)
+			if err != nil {
+				return nil, err
+			}
+			have = []netip.Prefix{p}
+		}
+		all = append(all, have[0])
 	}
-	return x.pick("external CIDR", netip.PrefixFrom(externalRange.Addr(), externalBits), externalRange)
+	return all, nil
 }
 
-// internal returns the CIDR of the tunnels to nodes: at least four times as many addresses as there
-// are nodes, and no fewer than 1,024.
-func (x *chooser) internal(peer string) (netip.Prefix, error) {
-	if p, err := netip.ParsePrefix(x.cluster.old(peer).InternalCIDR); err == nil {
-		return p, nil
-	}
-	bits := 22
-	for bits > internalRange.Bits() && 1<<(32-bits) < 4*x.cluster.Nodes {
-		bits--
-	}
-	return x.pick("internal CIDR", netip.PrefixFrom(internalRange.Addr(), bits), internalRange)
+// externals returns the external CIDRs for a peer.
+func (x *chooser) externals(peer string, families []bool) ([]netip.Prefix, error) {
+	return each(x.cluster.old(peer).Local.Externals(), families, func(v6 bool) (netip.Prefix, error) {
+		r := x.cluster.ranges(v6)
+		return x.pick("external CIDR", netip.PrefixFrom(r.external.Addr(), r.externalBits), r.external)
+	})
 }
+
+// internals returns the CIDRs of the tunnels to nodes: at least four times as many addresses as
+// there are nodes, and no fewer than 1,024.
+func (x *chooser) internals(peer string, families []bool) ([]netip.Prefix, error) {
+	return each(x.cluster.old(peer).Internals(), families, func(v6 bool) (netip.Prefix, error) {
+		r, bits := x.cluster.ranges(v6), 22
+		for bits > r.internal.Bits() && 1<<(32-bits) < 4*x.cluster.Nodes {
+			bits--
+		}
+		if v6 {
+			bits = 64
+		}
+		return x.pick("internal CIDR", netip.PrefixFrom(r.internal.Addr(), bits), r.internal)
+	})
+}
+
+// carries returns the families that the Peering with a peer can have at this end: those of pods, if
+// it learns where they are.
+func (c *Cluster) carries(peer string) []bool {
+	return slices.DeleteFunc(c.families(), func(v6 bool) bool {
+		return c.Has(peer) && c.old(peer).PodsFrom != "Pods" && c.lacks[bit(v6)]
+	})
+}
+
+// common returns the families that the Peering with a peer is to have, and tells of one that it
+// does not carry.
+func (c *Cluster) common(peer Peer) (families []bool, lines []Line, err error) {
+	for _, v6 := range []bool{false, true} {
+		name, here := []string{"IPv4", "IPv6"}[bit(v6)], slices.Contains(c.carries(peer.Name), v6)
+		there := len(peer.Pods) == 0 || hasFamily(peer.Pods, v6)
+		why := ""
+		switch {
+		case here && there:
+			families = append(families, v6)
+		case here:
+			why = "pods of " + peer.Name + " have none"
+		case slices.Contains(c.families(), v6):
+			why = "Nodes do not tell where pods have it, and the Peering takes pods' addresses from them"
+		case v6 && c.guess != "":
+			why = c.guess
+		case len(peer.Pods) > 0 && there:
+			why = "pods of " + c.Name + " have none"
+		}
+		if why != "" {
+			lines = append(lines, Line{name, "is not carried", why})
+		}
+	}
+	if len(families) == 0 {
+		return nil, nil, fmt.Errorf("%[1]s and %[2]s have no family of addresses in common, and nothing translates "+
+			"between IPv4 and IPv6; give the pods of one of them both (%[1]s: %[3]s; %[2]s: %[4]s)", c.Name, peer.Name,
+			joined(c.PodCIDRs()), joined(peer.Pods))
+	}
+	return families, lines, nil
+}
+
+// only returns the prefixes of some families.
+func only(families []bool, all []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return !slices.Contains(families, is6(p)) })
+}
+
+func texts(all []netip.Prefix) (texts []string) {
+	for _, p := range all {
+		texts = append(texts, p.String())
+	}
+	return texts
+}
+
+func joined(all []netip.Prefix) string { return strings.Join(texts(all), ", ") }
 
 // Propose returns what the Peering with a peer should say, and why. beside are networks of the
-// other cluster, which are avoided where that is possible. external is this cluster's external CIDR
-// for that peer; if it is invalid, one is chosen.
-func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefix) (*peering.Spec, []Line, error) {
+// other cluster, which are avoided where that is possible. externals are this cluster's external
+// CIDRs for that peer; if there are none, they are chosen.
+func (c *Cluster) Propose(peer Peer, externals, beside []netip.Prefix) (*peering.Spec, []Line, error) {
 	old, x := c.old(peer.Name), c.newChooser(peer.Name, beside)
 	if c.Has(peer.Name) && (old.Cluster != c.Name || old.Peer != peer.Name) {
 		return nil, nil, fmt.Errorf(
@@ -215,20 +335,23 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 	if peer.Key != (wgkey.Key{}) {
 		spec.PublicKey = peer.Key.Base64()
 	}
-	lines := c.lines()
-	var err error
-	if !external.IsValid() {
-		if external, err = x.external(peer.Name); err != nil {
+	families, left, err := c.common(peer)
+	if err != nil {
+		return nil, nil, err
+	}
+	lines := append(c.lines(families), left...)
+	peer.Pods, peer.External = only(families, peer.Pods), only(families, peer.External)
+	if externals = only(families, externals); len(externals) == 0 {
+		if externals, err = x.externals(peer.Name, families); err != nil {
 			return nil, nil, err
 		}
 	}
-	x.take("the external CIDR", external)
-	lines = append(lines, Line{"external", external.String(), c.why(old.Local.ExternalCIDR,
-		"for nodes and exported Services")})
-	spec.Local = peering.SpecLocal{ExternalCIDR: external.String()}
-	for _, f := range c.Pods {
-		spec.Local.PodCIDRs = append(spec.Local.PodCIDRs, f.CIDR.String())
+	for _, p := range externals {
+		x.take("the external CIDR", p)
+		lines = append(lines, Line{"external", p.String(), why(old.Local.Externals(), p, "for nodes and exported Services")})
 	}
+	spec.Local = peering.SpecLocal{PodCIDRs: texts(only(families, c.PodCIDRs()))}
+	spec.Local.ExternalCIDR, spec.Local.ExternalCIDRs = peering.Fields(texts(externals))
 	if spec.PodsFrom != "Pods" && c.outside != "" {
 		return nil, nil, fmt.Errorf(
 			"--pod-cidr: Node %s has pods outside %s, and Peering %s takes pods' addresses from Nodes", c.outside,
@@ -238,13 +361,14 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 	if err != nil {
 		return nil, nil, err
 	}
-	internal, err := x.internal(peer.Name)
+	internals, err := x.internals(peer.Name, families)
 	if err != nil {
 		return nil, nil, err
 	}
-	spec.InternalCIDR = internal.String()
-	lines = append(lines, Line{"tunnels", spec.InternalCIDR,
-		c.why(old.InternalCIDR, "between the gateway and its nodes")})
+	spec.InternalCIDR, spec.InternalCIDRs = peering.Fields(texts(internals))
+	for _, p := range internals {
+		lines = append(lines, Line{"tunnels", p.String(), why(old.Internals(), p, "between the gateway and its nodes")})
+	}
 	if spec.Role == "Client" && spec.Endpoint != "" {
 		source := stands
 		if spec.Endpoint != old.Endpoint {
@@ -255,25 +379,23 @@ func (c *Cluster) Propose(peer Peer, external netip.Prefix, beside []netip.Prefi
 	return &spec, append(lines, more...), nil
 }
 
-// why returns the source of a choice.
-func (c *Cluster) why(old, purpose string) string {
-	if old != "" {
+// why returns the source of a choice; old is what the Peering has.
+func why(old []string, chosen netip.Prefix, purpose string) string {
+	if slices.Contains(prefixes(old...), chosen) {
 		return stands
 	}
 	return "chosen: " + purpose
 }
 
-// lines returns what was found.
-func (c *Cluster) lines() (all []Line) {
+// lines returns what was found of some families.
+func (c *Cluster) lines(families []bool) (all []Line) {
 	for _, f := range c.Pods {
-		all = append(all, Line{"pods", f.CIDR.String(), f.Source})
+		if slices.Contains(families, is6(f.CIDR)) {
+			all = append(all, Line{"pods", f.CIDR.String(), f.Source})
+		}
 	}
 	if c.PodsFrom == "Pods" {
 		all = append(all, Line{"pods are where", "Pods say", "Nodes do not tell where all pods are"})
-	}
-	if c.Six {
-		all = append(all, Line{"IPv6", "is not carried",
-			"pods have addresses of it too; Peerings carry IPv4 alone so far"})
 	}
 	for _, f := range c.Services {
 		all = append(all, Line{"Services", f.CIDR.String(), f.Source + "; no peer gets it"})
@@ -338,47 +460,72 @@ func (x *chooser) remotes(spec, old *peering.Spec, peer Peer) (lines []Line, err
 		lines = append(lines, Line{fmt.Sprintf("%s of %s", what, peer.Name), value, source})
 		return r, nil
 	}
-	for _, real := range peer.Pods {
-		r, err := remap("pods", real, netip.PrefixFrom(firstRemap, real.Bits()).Masked(), remapRange)
-		if err != nil {
-			return nil, err
+	var externals []peering.SpecRemap
+	for _, of := range []struct {
+		what string
+		all  []netip.Prefix
+		to   *[]peering.SpecRemap
+	}{{"pods", peer.Pods, &spec.Remote.PodCIDRs}, {"external", peer.External, &externals}} {
+		for _, real := range of.all {
+			ranges := x.cluster.ranges(is6(real))
+			within, first := ranges.remap, ranges.first
+			if of.what == "external" {
+				within, first = ranges.external, ranges.external.Addr()
+			}
+			if is6(real) && real.Bits() < within.Bits() { // it has no room within the cluster's own prefix
+				within = newULA(min(real.Bits(), 48))
+				first = within.Addr()
+			}
+			r, err := remap(of.what, real, netip.PrefixFrom(first, real.Bits()).Masked(), within)
+			if err != nil {
+				return nil, err
+			}
+			*of.to = append(*of.to, *r)
 		}
-		spec.Remote.PodCIDRs = append(spec.Remote.PodCIDRs, *r)
 	}
-	if peer.External.IsValid() {
-		spec.Remote.ExternalCIDR, err = remap("external", peer.External, netip.PrefixFrom(externalRange.Addr(),
-			peer.External.Bits()).Masked(), externalRange)
+	one, all := peering.Fields(externals)
+	if spec.Remote.ExternalCIDRs = all; len(externals) > 0 {
+		spec.Remote.ExternalCIDR = &one
 	}
-	return lines, err
+	return lines, nil
 }
 
-// private reports whether a CIDR is in a range that nobody owns: RFC 1918, RFC 6598 and RFC 2544.
+// private reports whether a CIDR is in a range that nobody owns: RFC 1918, RFC 6598, RFC 2544 and
+// RFC 4193.
 func private(p netip.Prefix) bool {
-	ranges := prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15")
+	ranges := prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15",
+		"fc00::/7")
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool {
 		return r.Contains(p.Addr()) && r.Bits() <= p.Bits()
 	})
 }
 
+// podsFor returns the pod CIDRs that the Peering with a peer can have.
+func (c *Cluster) podsFor(peer string) []netip.Prefix { return only(c.carries(peer), c.PodCIDRs()) }
+
 // Pair proposes both ends of a peering, of the client first. endpoint is the server's; "" if it is
 // not known yet. What later calls propose for other peers of these clusters overlaps nothing of it.
 func Pair(client, server *Cluster, endpoint string) (specs [2]*peering.Spec, lines [2][]Line, err error) {
 	ends := [2]*Cluster{client, server}
-	var externals [2]netip.Prefix
+	var externals [2][]netip.Prefix
 	var beside [2][]netip.Prefix
-	for i := range ends {
-		beside[i] = ends[1-i].beside()
+	for i, c := range ends {
+		beside[i] = ends[1-i].beside(c.Name)
+	}
+	families, _, err := client.common(Peer{Name: server.Name, Pods: server.podsFor(client.Name)})
+	if err != nil {
+		return specs, lines, err
 	}
 	for i, c := range ends {
-		if externals[i], err = c.newChooser(ends[1-i].Name, beside[i]).external(ends[1-i].Name); err != nil {
+		if externals[i], err = c.newChooser(ends[1-i].Name, beside[i]).externals(ends[1-i].Name, families); err != nil {
 			return specs, lines, fmt.Errorf("%s: %w", c.Name, err)
 		}
-		beside[1-i] = append(beside[1-i], externals[i])
+		beside[1-i] = append(beside[1-i], externals[i]...)
 	}
 	for i, c := range ends {
 		other := ends[1-i]
 		peer := Peer{
-			Name: other.Name, Pods: other.PodCIDRs(), External: externals[1-i], hosts: other.hosts,
+			Name: other.Name, Pods: other.podsFor(c.Name), External: externals[1-i], hosts: other.hosts,
 			Role: []string{"Client", "Server"}[i], Endpoint: []string{endpoint, ""}[i],
 		}
 		if specs[i], lines[i], err = c.Propose(peer, externals[i], beside[i]); err != nil {

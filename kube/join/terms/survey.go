@@ -25,7 +25,6 @@ type Survey struct {
 	balanced bool              // a load balancer has an address
 	ranges   []Found           // ServiceCIDRs
 	pools    []Found           // IPPools of Calico
-	six      bool              // pods have IPv6 addresses
 	peerings []*peering.Peering
 	specs    map[string]*peering.Spec
 	notes    map[string]map[string]string // annotations
@@ -63,10 +62,14 @@ func (s *Survey) Node(u *unstructured.Unstructured) {
 		s.virtual[u.GetName()], s.away = true, append(s.away, n.addresses...)
 		return
 	}
-	s.six = s.six || slices.ContainsFunc(n.pods, func(p netip.Prefix) bool { return p.Addr().Is6() })
-	n.pods = slices.DeleteFunc(n.pods, func(p netip.Prefix) bool { return !p.Addr().Is4() })
 	read, _ := objects.ReadNode(objects.Of("Node", u)) // the API server has checked it
-	n.external, n.internal, n.ready = read.IPv4("ExternalIP"), read.IPv4("InternalIP"), read.Conditions.True("Ready")
+	first := func(kind string) (a netip.Addr) {
+		if all := read.AddressesOf(kind); len(all) > 0 {
+			a = all[0]
+		}
+		return a
+	}
+	n.external, n.internal, n.ready = first("ExternalIP"), first("InternalIP"), read.Conditions.True("Ready")
 	n.arch = read.Info.Architecture
 	s.nodes[u.GetName()] = n
 }
@@ -103,7 +106,7 @@ func (s *Survey) Pod(u *unstructured.Unstructured) {
 func (s *Survey) Service(u *unstructured.Unstructured) {
 	read, _ := objects.ReadService(objects.Of("Service", u)) // the API server has checked it
 	add := func(to *[]netip.Addr, text string) {
-		if a, err := objects.ParseAddr(text); err == nil && a.Is4() {
+		if a, err := objects.ParseAddr(text); err == nil {
 			*to = append(*to, a)
 		}
 	}
@@ -155,11 +158,11 @@ func (s *Survey) Peering(u *unstructured.Unstructured) {
 	s.specs[u.GetName()], s.notes[u.GetName()] = spec, u.GetAnnotations()
 }
 
-// prefixes returns the IPv4 prefixes among texts, which may be lists with commas.
+// prefixes returns the prefixes among texts, which may be lists with commas.
 func prefixes(texts ...string) (all []netip.Prefix) {
 	for _, text := range texts {
 		for one := range strings.SplitSeq(text, ",") {
-			if p, err := objects.ParsePrefix(strings.TrimSpace(one)); err == nil && p.Addr().Is4() {
+			if p, err := objects.ParsePrefix(strings.TrimSpace(one)); err == nil {
 				all = append(all, p.Masked())
 			}
 		}

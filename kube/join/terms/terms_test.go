@@ -1,8 +1,10 @@
 package terms
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -125,8 +127,8 @@ func TestFind(t *testing.T) {
 			hints: Hints{Pods: parse(t, "10.0.1.0/24")},
 			pods:  "10.0.1.0/24 (--pod-cidr)", from: "Pods", services: "10.96.0.0/12 (ServiceCIDR kubernetes)"},
 		{name: "nothing tells", objects: []string{bare, serviceCIDR}, err: "--pod-cidr: missing; neither"},
-		{name: "IPv6 alone", objects: []string{node(1, "172.18.0.1", "fd00:244:1::/64")},
-			err: "pods have addresses of IPv6 alone; Peerings carry IPv4 alone so far"},
+		{name: "IPv6 alone", objects: []string{node(1, "2001:db8::1", "fd00:244:1::/64"), serviceCIDR}, from: "Nodes",
+			pods: "fd00:244:1::/56 (guessed: spec.podCIDRs of 1 Node are in it)", services: "fd00::/112 (ServiceCIDR kubernetes)"},
 		{name: "Services said", objects: []string{nodes, serviceCIDR}, hints: Hints{Services: parse(t, "10.9.0.0/16")},
 			pods: "10.244.0.0/16 (guessed: spec.podCIDRs of 2 Nodes are in it)", from: "Nodes",
 			services: "10.9.0.0/16 (--service-cidr)"},
@@ -209,7 +211,7 @@ func good(t *testing.T, c *Cluster, s *peering.Spec) {
 		t.Errorf("%s: %q", c.Name, faults)
 	}
 	for _, taken := range c.newChooser(s.Peer, nil).taken {
-		for _, seen := range append(p.Seen(), p.Internal, p.External) {
+		for _, seen := range slices.Concat(p.Seen(), p.Internal, p.External) {
 			if taken.Prefix.Overlaps(seen) {
 				t.Errorf("%s: %s overlaps %s (%s)", c.Name, seen, taken.Prefix, taken.Name)
 			}
@@ -224,8 +226,8 @@ func TestPair(t *testing.T) {
 	good(t, rome, specs[0])
 	good(t, milan, specs[1])
 	for i, want := range []string{
-		"Client Nodes 10.80.0.0/22 {[10.244.0.0/16] 10.70.0.0/23} [{10.244.0.0/16 10.61.0.0/16}] {10.70.2.0/23 }",
-		"Server Nodes 10.80.0.0/22 {[10.244.0.0/16] 10.70.2.0/23} [{10.244.0.0/16 10.60.0.0/16}] {10.70.0.0/23 }",
+		"Client Nodes 10.80.0.0/22 {[10.244.0.0/16] 10.70.0.0/23 []} [{10.244.0.0/16 10.61.0.0/16}] {10.70.2.0/23 }",
+		"Server Nodes 10.80.0.0/22 {[10.244.0.0/16] 10.70.2.0/23 []} [{10.244.0.0/16 10.60.0.0/16}] {10.70.0.0/23 }",
 	} {
 		s := specs[i]
 		if got := fmt.Sprint(s.Role, " ", s.PodsFrom, " ", s.InternalCIDR, " ", s.Local, " ", s.Remote.PodCIDRs, " ",
@@ -297,7 +299,7 @@ func TestProposeAvoids(t *testing.T) {
 		"10.60.0.0/16"), API: netip.MustParseAddr("10.80.0.9")})
 	need.NoError(t, err)
 	spec, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.61.0.0/16", "10.20.0.0/16"),
-		External: parse(t, "10.70.0.0/24")[0], Role: "Server"}, netip.Prefix{}, nil)
+		External: parse(t, "10.70.0.0/24"), Role: "Server"}, nil, nil)
 	need.NoError(t, err)
 	good(t, c, spec)
 	remapped := spec.Remote.PodCIDRs[0].Remap
@@ -309,7 +311,7 @@ func TestProposeAvoids(t *testing.T) {
 // TestProposeFull: if no remap is free, the error names the CIDR.
 func TestProposeFull(t *testing.T) {
 	c := cluster(t, "rome", "172.18.0")
-	_, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.0.0.0/8"), Role: "Server"}, netip.Prefix{}, nil)
+	_, _, err := c.Propose(Peer{Name: "milan", Pods: parse(t, "10.0.0.0/8"), Role: "Server"}, nil, nil)
 	if want := "remap of 10.0.0.0/8, pods of milan: no private /8 is free in rome"; err == nil ||
 		!strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
@@ -321,7 +323,7 @@ func TestProposeAddsPods(t *testing.T) {
 	rome := cluster(t, "rome", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.59.0.0/16",
 		"10.244.0.0/16"))
 	spec, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "10.244.0.0/16", "10.96.0.0/16"),
-		Role: "Server"}, netip.Prefix{}, nil)
+		Role: "Server"}, nil, nil)
 	need.NoError(t, err)
 	good(t, rome, spec)
 	if r := spec.Remote.PodCIDRs; len(r) != 2 || r[0].Remap != "10.59.0.0/16" || r[1].Remap == "" {
@@ -371,8 +373,8 @@ func TestProposeMachines(t *testing.T) {
 func TestProposeShows(t *testing.T) {
 	rome := cluster(t, "rome", "172.18.0")
 	_, lines, err := rome.Propose(Peer{Name: "milan", Pods: parse(t, "140.82.112.0/20", "10.9.0.0/16", "100.64.0.0/16",
-		"11.0.0.0/8"), External: parse(t, "203.0.113.0/24")[0],
-		Role: "Client", Endpoint: "192.0.2.7:51840"}, netip.Prefix{}, nil)
+		"11.0.0.0/8"), External: parse(t, "203.0.113.0/24"),
+		Role: "Client", Endpoint: "192.0.2.7:51840"}, nil, nil)
 	need.NoError(t, err)
 	var got []string
 	for _, l := range lines[len(lines)-6:] {
@@ -390,7 +392,7 @@ func TestProposeShows(t *testing.T) {
 func TestProposeAnotherPair(t *testing.T) {
 	rome := cluster(t, "rome2", "172.18.0", peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.99.0.0/16",
 		"10.244.0.0/16"))
-	if _, _, err := rome.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil); err == nil ||
+	if _, _, err := rome.Propose(Peer{Name: "milan", Role: "Server"}, nil, nil); err == nil ||
 		!strings.Contains(err.Error(), "joins rome with milan") {
 		t.Error(err)
 	}
@@ -408,7 +410,7 @@ func TestProposeNodesOutside(t *testing.T) {
 	} {
 		rome, err := survey(t, append(objects, c.peering)...).Find("rome", Hints{Pods: parse(t, half)})
 		need.NoError(t, err)
-		_, _, err = rome.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil)
+		_, _, err = rome.Propose(Peer{Name: "milan", Role: "Server"}, nil, nil)
 		if (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
@@ -436,8 +438,8 @@ func TestRemapsStay(t *testing.T) {
 		}
 		rome := cluster(t, "rome", "172.18.0", more...)
 		var err error
-		spec, _, err = rome.Propose(Peer{Name: "milan", Pods: parse(t, pods), External: parse(t, "10.79.0.0/24")[0],
-			Role: "Server"}, netip.Prefix{}, nil)
+		spec, _, err = rome.Propose(Peer{Name: "milan", Pods: parse(t, pods), External: parse(t, "10.79.0.0/24"),
+			Role: "Server"}, nil, nil)
 		need.NoError(t, err)
 		good(t, rome, spec)
 		notes = rome.Notes(spec, "", "")[GivenAnnotation]
@@ -445,7 +447,7 @@ func TestRemapsStay(t *testing.T) {
 			return spec.Remote.PodCIDRs[0].Remap
 		}
 		other, _, err := rome.Propose(Peer{Name: "turin", Pods: parse(t, "10.244.0.0/16"), Role: "Server"},
-			netip.Prefix{}, nil)
+			nil, nil)
 		need.NoError(t, err)
 		if r := other.Remote.PodCIDRs[0].Remap; r == "10.61.0.0/16" {
 			t.Errorf("turin gets %s, which milan was given", r)
@@ -532,28 +534,119 @@ func TestNameOf(t *testing.T) {
 	}
 }
 
-// TestDualStack: for a dual-stack cluster IPv4 is proposed, with a line that IPv6 is left out.
-func TestDualStack(t *testing.T) {
-	two := func(n int) string {
-		return fmt.Sprintf(`{kind: Node, metadata: {name: n%[1]d}, spec: {podCIDRs: ["fd00:244:%[1]d::/64", 10.244.%[1]d.0/24]}, status: {addresses: [{type: InternalIP, address: "2001:db8::%[1]d"}, {type: InternalIP, address: 172.18.0.%[1]d}]}}`, n)
+// stack is a cluster with two Nodes, whose pods have the families of CIDRs such as 10.244.%d.0/24,
+// and more objects.
+func stack(t testing.TB, name string, cidrs []string, more ...string) *Cluster {
+	t.Helper()
+	var nodes []string
+	for n := 1; n <= 2; n++ {
+		var own []string
+		for _, c := range cidrs {
+			own = append(own, fmt.Sprintf(c, n))
+		}
+		nodes = append(nodes, fmt.Sprintf(`{kind: Node, metadata: {name: n%d}, spec: {podCIDRs: [%s]}, status: {addresses: [
+  {type: InternalIP, address: "2001:db8::%[1]d"}, {type: InternalIP, address: 172.18.0.%[1]d}]}}`, n, strings.Join(own, ", ")))
 	}
-	for name, c := range map[string]struct {
-		objects []string
-		six     bool
-	}{"dual": {[]string{two(1), two(2), serviceCIDR}, true}, "IPv4": {[]string{node(1, "172.18.0.1", "10.244.1.0/24"),
-		serviceCIDR}, false}} {
-		found, err := survey(t, c.objects...).Find("rome", Hints{})
-		if err != nil || !strings.HasPrefix(describe(found.Pods), "10.244.0.0/16 (guessed: ") ||
-			found.PodsFrom != "Nodes" || found.Address.String() != "172.18.0.1" {
-			t.Fatalf("%s: %+v, %v", name, found, err)
+	c, err := survey(t, append(append(nodes, serviceCIDR), more...)...).Find(name, Hints{})
+	need.NoError(t, err)
+	return c
+}
+
+const cidr4, cidr6 = "10.244.%d.0/24", "'fd00:244:0:%d::/64'"
+
+// TestFamilies: two clusters are joined by the families that pods of both have, with remaps of IPv6
+// from a prefix of each cluster's own. The user learns what is not carried, and why.
+func TestFamilies(t *testing.T) {
+	defer func(was func(int) netip.Prefix) { newULA = was }(newULA)
+	made := byte(0)
+	newULA = func(bits int) netip.Prefix {
+		made++
+		return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, made}), bits).Masked()
+	}
+	for _, c := range []struct {
+		rome, milan []string
+		pods, seen  string
+		internals   string
+		left        string // of rome
+		err         string
+	}{
+		{[]string{cidr6, cidr4}, []string{cidr4, cidr6}, "10.244.0.0/16, fd00:244::/56", "10.61.0.0/16, fd01:0:0:8000::/56",
+			"10.80.0.0/22, fd01::/64", "", ""},
+		{[]string{cidr6, cidr4}, []string{cidr4}, "10.244.0.0/16", "10.61.0.0/16", "10.80.0.0/22",
+			"IPv6 is not carried pods of milan have none", ""},
+		{[]string{cidr6, cidr4}, []string{cidr6}, "fd00:244::/56", "fd01:0:0:8000::/56", "fd01::/64",
+			"IPv4 is not carried pods of milan have none", ""},
+		{[]string{cidr4}, []string{cidr6, cidr4}, "10.244.0.0/16", "10.61.0.0/16", "10.80.0.0/22",
+			"IPv6 is not carried pods of rome have none", ""},
+		{[]string{cidr4}, []string{cidr6}, "", "", "", "", "rome and milan have no family of addresses in common, and nothing " +
+			"translates between IPv4 and IPv6; give the pods of one of them both (rome: 10.244.0.0/16; milan: fd00:244::/56)"},
+	} {
+		made = 0
+		rome, milan := stack(t, "rome", c.rome), stack(t, "milan", c.milan)
+		rome.unique = netip.Prefix{}
+		specs, lines, err := Pair(rome, milan, "")
+		if fmt.Sprint(err) != cmp.Or(c.err, "<nil>") {
+			t.Errorf("%q, %q: %v", c.rome, c.milan, err)
 		}
-		spec, lines, err := found.Propose(Peer{Name: "milan", Role: "Server"}, netip.Prefix{}, nil)
-		if err != nil || strings.Join(spec.Local.PodCIDRs, " ") != "10.244.0.0/16" {
-			t.Errorf("%s: %+v, %v", name, spec, err)
+		if c.err != "" || err != nil {
+			continue
 		}
-		said := slices.ContainsFunc(lines, func(l Line) bool { return l.What == "IPv6" && l.Value == "is not carried" })
-		if said != c.six {
-			t.Errorf("%s: %+v", name, lines)
+		good(t, rome, specs[0])
+		good(t, milan, specs[1])
+		var seen []string
+		for _, r := range specs[0].Remote.PodCIDRs {
+			seen = append(seen, r.Remap)
 		}
+		s, left := specs[0], ""
+		for _, l := range lines[0] {
+			if l.Value == "is not carried" {
+				left = l.What + " " + l.Value + " " + l.Source
+			}
+		}
+		if got := strings.Join(s.Local.PodCIDRs, ", "); got != c.pods || strings.Join(seen, ", ") != c.seen ||
+			strings.Join(s.Internals(), ", ") != c.internals || left != c.left {
+			t.Errorf("%q, %q: pods %s, seen %q, tunnels %q, %q", c.rome, c.milan, got, seen, s.Internals(), left)
+		}
+		if len(s.Local.Externals()) != len(s.Internals()) || len(s.Remote.Externals()) != len(s.Internals()) {
+			t.Errorf("%q, %q: external %q, %+v", c.rome, c.milan, s.Local.Externals(), s.Remote.Externals())
+		}
+	}
+}
+
+// TestFamiliesAgain: a second family comes, goes and comes back by joining again. Nothing of the
+// first one changes, and the second one is seen as before.
+func TestFamiliesAgain(t *testing.T) {
+	both := []string{cidr4, cidr6}
+	var stored [2][]string // the Peering of each cluster
+	join := func(cidrs []string) *peering.Spec {
+		t.Helper()
+		ends := [2]*Cluster{stack(t, "rome", both, stored[0]...), stack(t, "milan", cidrs, stored[1]...)}
+		specs, _, err := Pair(ends[0], ends[1], "")
+		need.NoError(t, err)
+		for i, c := range ends {
+			good(t, c, specs[i])
+			meta := map[string]any{"name": specs[i].Peer, "annotations": c.Notes(specs[i], "", "")}
+			object, err := yaml.Marshal(map[string]any{"kind": "Peering", "metadata": meta, "spec": specs[i]})
+			need.NoError(t, err)
+			stored[i] = []string{string(object)}
+		}
+		return specs[0]
+	}
+	four := join([]string{cidr4})
+	first := join(both)
+	if first.InternalCIDR != four.InternalCIDR || first.Local.ExternalCIDR != four.Local.ExternalCIDR ||
+		*first.Remote.ExternalCIDR != *four.Remote.ExternalCIDR ||
+		first.Remote.PodCIDRs[0] != four.Remote.PodCIDRs[0] || len(first.InternalCIDRs) != 2 ||
+		len(first.Remote.PodCIDRs) != 2 || first.Remote.PodCIDRs[1].Remap == "" {
+		t.Errorf("%+v, then %+v", four, first)
+	}
+	if same := join(both); !reflect.DeepEqual(same, first) {
+		t.Errorf("%+v, want %+v", same, first)
+	}
+	if again := join([]string{cidr4}); !reflect.DeepEqual(again, four) {
+		t.Errorf("%+v, want %+v", again, four)
+	}
+	if second := join(both); !reflect.DeepEqual(second, first) {
+		t.Errorf("%+v, want %+v", second, first)
 	}
 }
