@@ -70,6 +70,7 @@ func TestVerifyFits(t *testing.T) {
 		return &verify.Report{OK: true, Paths: []verify.Path{
 			{Kind: verify.KindNodePort, From: milan[0], To: rome[1], Answer: a},
 			{Kind: verify.KindService, From: rome[0], To: milan[0], Answer: a},
+			{Kind: verify.KindName, From: rome[0], To: "milan/a-name.of-a-namespace", Answer: a},
 			{Kind: verify.KindPods, From: rome[1], To: milan[1], Answer: a},
 		}}
 	}
@@ -104,7 +105,7 @@ func TestVerifyFits(t *testing.T) {
 			}
 		}
 		// a wider table has its cells wrapped
-		if n := strings.Count(out, "10.244.123.123\n"); tt.columns == 0 && n != 3 {
+		if n := strings.Count(out, "10.244.123.123\n"); tt.columns == 0 && n != 4 {
 			t.Errorf("%d lines end with who is seen:\n%s", n, out)
 		}
 		for line := range strings.Lines(out) {

@@ -113,7 +113,7 @@ func (s *State) view(lacks string) *View {
 }
 
 func (s *State) viewed(name types.NamespacedName) Viewed {
-	v := Viewed{Name: name.String()}
+	v := Viewed{Name: name.String(), Clusters: []Counted{}}
 	note := func(format string, args ...any) { v.Notes = append(v.Notes, fmt.Sprintf(format, args...)) }
 	all := s.offers(name)
 	var conflicts []conflict

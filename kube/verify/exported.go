@@ -196,8 +196,10 @@ func (r *run) names() (all []Path) {
 		case a.NoImports != "":
 			note("%s: names of multi-cluster Services were not tried", a.NoImports)
 		case n == 0:
-			note("there is no multi-cluster Service of %s: its name was not tried; culvert services says more",
-				b.name())
+			note("there is no multi-cluster Service of %s, so that DNS was asked for one that is not; culvert services "+
+				"says more", b.name())
+			// whether it is found out that it is not tells whether CoreDNS serves the zone
+			of = []Import{{Namespace: r.namespace, Name: "none", Headless: true}}
 		case n > maxNames:
 			note("%d of %d names of multi-cluster Services of %s are tried", maxNames, n, b.name())
 		}

@@ -64,7 +64,11 @@ const (
 func (p *Path) judge() {
 	fault := func(format string, args ...any) { p.Faults = append(p.Faults, fmt.Sprintf(format, args...)) }
 	a := &p.Answer
-	if a.Error == probe.NoDNS || p.empty() { // not a fault of culvert
+	if a.Error == probe.NoDNS { // not a fault of culvert
+		return
+	}
+	if p.empty() {
+		a.Error = noAddress
 		return
 	}
 	if a.Error != "" {
@@ -91,6 +95,9 @@ func (p *Path) judge() {
 		fault("TCP: %s", a.Bulk.Error)
 	}
 }
+
+// noAddress stands for the answer about a name that rightly has none.
+const noAddress = "no address"
 
 // empty reports whether the path is the name of a headless Service that has no address now.
 func (p *Path) empty() bool {
@@ -137,7 +144,7 @@ func (p *Path) Figures() []string {
 	switch p.Kind {
 	case KindNodePort:
 		from += " NodePort"
-	case KindService, KindName:
+	case KindService:
 		to += p.service()
 	}
 	return append([]string{state, from, to}, cells...)
@@ -153,6 +160,9 @@ func (r *Report) Rows() (rows [][]string) {
 	for i := range r.Paths {
 		p := r.Paths[i]
 		p.From, p.To = cut[p.From], cmp.Or(cut[p.To], p.To)
+		if p.Kind == KindName && len(p.To) > placeWidth { // no node: its beginning tells more
+			p.To = p.To[:placeWidth-1] + "…"
+		}
 		rows = append(rows, p.Figures())
 	}
 	return rows

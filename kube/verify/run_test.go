@@ -192,7 +192,7 @@ ok rome/rome-2 milan/milan-1 by name 900 µs – – – 10.62.2.60`
 // TestRunNames: the DNS of a cluster is asked for the names that the other one exports. One
 // sentence says why it finds none, with the remedy.
 func TestRunNames(t *testing.T) {
-	const line = "rome/rome-2 milan/web.shop by name "
+	const line = "rome/rome-2 milan/web.shop "
 	const corefile = "cluster.local clusterset.local {\n multicluster clusterset.local\n}"
 	failing := func(why string) func(*world) {
 		return func(w *world) {
@@ -208,8 +208,17 @@ func TestRunNames(t *testing.T) {
 		seed                     func(w *world)
 	}{
 		{"", "ok " + line + "900 µs – – – 10.96.0.7", "", "", func(*world) {}},
-		{"of another cluster", "", "", "rome: there is no multi-cluster Service of milan: its name was not tried; *",
-			func(w *world) { w.rome.Imports[0].Clusters = []string{"turin"} }},
+		{"of another cluster", "– rome/rome-2 milan/none.culvert-… ", "",
+			"rome: there is no multi-cluster Service of milan, so *",
+			func(w *world) {
+				w.rome.Imports[0].Clusters = []string{"turin"}
+				failing("the cluster's DNS finds no x")(w)
+			}},
+		{"no right, and no name", "wrong rome/rome-2 milan/none.culvert-… ",
+			"rome: the cluster's DNS answers SERVFAIL in clusterset.local, *system:coredns*", "", func(w *world) {
+				w.rome.Imports = nil
+				failing(probe.Failing)(w)
+			}},
 		{"too many", "ok " + line, "", "rome: 16 of 17 names of multi-cluster Services of milan are tried",
 			func(w *world) {
 				for range 16 {
@@ -238,7 +247,7 @@ func TestRunNames(t *testing.T) {
 		{"headless", "ok " + line, "", "", func(w *world) {
 			w.rome.Imports[0].Headless, w.rome.Imports[0].Addresses = true, ""
 		}},
-		{"headless without pods", "– " + line, "", "", func(w *world) {
+		{"headless without pods", "– " + line + "no address", "", "", func(w *world) {
 			w.rome.Imports[0].Headless, w.rome.Imports[0].Addresses = true, ""
 			failing("the cluster's DNS finds no x")(w)
 		}},
@@ -267,7 +276,7 @@ func TestRunNames(t *testing.T) {
 				notes = append(notes, f.Cluster+": "+f.Text)
 			}
 		}
-		has := strings.Contains(strings.Join(lines, "\n"), cmp.Or(tt.lines, "by name"))
+		has := strings.Contains(strings.Join(lines, "\n"), cmp.Or(tt.lines, "rome/rome-2 milan/web."))
 		if has != (tt.lines != "") || r.OK != (tt.wrong == "") {
 			t.Errorf("%s: ok %t\n%s", tt.name, r.OK, strings.Join(lines, "\n"))
 		}
