@@ -362,7 +362,8 @@ func (s *State) conditions(name types.NamespacedName, all []offer, conflicts []c
 	case s.cluster == "":
 		ready.Message = "this cluster has no Peering"
 	case !s.shared(name.Namespace):
-		ready.Message = fmt.Sprintf("spec.services.export of no Peering has the namespace %s", name.Namespace)
+		ready.Message = fmt.Sprintf("spec.services.export of no Peering has the namespace %s: culvert join "+
+			"with --services sets it", name.Namespace)
 	default:
 		ready.Status, ready.Reason = "True", "Exported"
 		if len(conflicts) > 0 {
@@ -398,8 +399,12 @@ func describe(all []offer, conflicts []conflict) (reason, message string) {
 	}
 	var texts []string
 	for _, r := range reasons {
-		texts = append(texts, fmt.Sprintf("%s, which has the oldest export; %s differs (%d of %d clusters)", what[r],
-			strings.Join(slices.Sorted(maps.Keys(of[r])), ", "), len(of[r]), len(all)))
+		differ := "differs"
+		if len(of[r]) > 1 {
+			differ = "differ"
+		}
+		texts = append(texts, fmt.Sprintf("%s, which has the oldest export; %s %s (%d of %d clusters)", what[r],
+			strings.Join(slices.Sorted(maps.Keys(of[r])), " and "), differ, len(of[r]), len(all)))
 	}
 	return strings.Join(reasons, ","), strings.Join(texts, ". ")
 }

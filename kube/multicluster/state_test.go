@@ -397,7 +397,7 @@ func TestView(t *testing.T) {
 			"delete it",
 		"shop/name  0 [] [] is not exported: spec.type: ExternalName is a name without endpoints",
 		"shop/web ClusterSetIP 1 [milan] [{milan 0 0} {rome 0 0} {turin 0 0}] PortConflict: turin has port http 81/TCP, " +
-			"which has the oldest export; milan, rome differs (2 of 3 clusters)",
+			"which has the oldest export; milan and rome differ (2 of 3 clusters)",
 	}
 	if !slices.Equal(lines, want) {
 		t.Errorf("%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
