@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,7 +36,7 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 		return line
 	}
 	invite := l.start("invite", "--context=admin@milan", "--peer=rome", "--image=registry.example/culvert:test",
-		"--expose=LoadBalancer", "--yes")
+		"--expose=LoadBalancer", "--services=shop", "--yes")
 	milan.kubelet("gateway-1")
 	l.await(invite, "checksum")
 	invitation := file("milan.invite", invite)
@@ -73,6 +74,10 @@ func testJoinMessages(t *testing.T, l *joinLab) {
 	}
 	rome.ping(milan)
 	milan.ping(rome)
+	got := field(mustObject(t)(milan.api.admin.get(milan.peering())), "spec", "services", "import")
+	if !reflect.DeepEqual(got, []any{"shop"}) {
+		t.Errorf("culvert invite --services=shop, then accept: milan imports %v", got)
+	}
 }
 
 // unfit changes an invitation into that of a cluster whose pod CIDR is 10.0.0.0/8.
