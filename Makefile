@@ -46,9 +46,10 @@ build: go-version ## build bin/culvert, one static binary, and bin/culvert-lab
 demo: build ## two clusters in network namespaces, checked: a line a lab with its figures (V=1: a line a check)
 	bin/culvert-lab check --brief$(if $(V), --verbose)
 
-# Where make clusters keeps what they need, and what makes the pods' network: flannel, flannel-host-gw, kube-router, or the plugin bridge alone.
+# Where make clusters keeps what they need. CNI makes the pods' network: flannel, flannel-host-gw, kube-router, or the plugin bridge alone; with
+# FAMILY=dual they have IPv6 as well.
 CLUSTERS ?= /var/lib/culvert-clusters
-export CNI
+export CNI FAMILY
 
 clusters: ## two real Kubernetes clusters on this machine, joined and open to play with (root; builds Kubernetes, six minutes, once)
 	@integration/clusters.sh check

@@ -3,6 +3,7 @@
 # nodes with kubelet, containerd and kube-proxy. Both have the pod CIDR 10.244.0.0/16 and the service CIDR 10.96.0.0/16; node N of cluster C is
 # 172.30.0.CN in the namespace cv-NAME-N. All that leaves a pod for another cluster is masqueraded, as CNIs do. $CNI is what makes the pods' network:
 # bridge (the plugin alone, the default); flannel (as its manifest has it: VXLAN, iptables) or flannel-host-gw (with nftables); or kube-router.
+# With FAMILY=dual, nodes, pods and Services have IPv6 as well, and both clusters the pod CIDR fd00:244::/56; the default is FAMILY=4.
 #
 #   clusters.sh check               whether this machine has what they need
 #   clusters.sh up DIR [turin]      two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and all in DIR/kubeconfig
@@ -23,9 +24,14 @@ usage='usage: clusters.sh check|up|load|dns|hello|join|shell|node|leave|in|proce
 culvert=$(realpath -m "${CULVERT:-bin/culvert}")
 assets=${KUBEBUILDER_ASSETS:-}
 cni=${CNI:-bridge}
-pods=10.244.0.0/16
+family=${FAMILY:-4}
+pods=10.244.0.0/16 services=10.96.0.0/16
+pods6=fd00:244::/56 services6=fd00:96::/112
+dual() { [ "$family" = dual ]; }
+both_of() { ! dual && echo "$1" || echo "$1,$2"; } # IPV4 IPV6: what there is of them
 group() { echo "cv${dir//\//-}-$1"; } # the control group of a node, whose name is of this set of clusters alone
 
+six() { echo "fd30::${1##*.}"; } # ADDRESS of a node: its IPv6 address
 address() { case $1 in rome) echo "172.30.0.1$2" ;; milan) echo "172.30.0.2$2" ;; turin) echo "172.30.0.3$2" ;; esac; } # NAME N
 within() { local n=$1; shift; nsenter --net="/run/netns/$n" "$@"; } # not ip netns exec, which hides cgroups
 of() { local name=$1; shift; within cv-lan kubectl --kubeconfig "$dir/$name/kubeconfig" "$@"; }
@@ -44,6 +50,10 @@ check() {
 	bridge) ;;
 	flannel | flannel-host-gw | kube-router) for p in iptables ipset; do command -v "$p" >/dev/null || missing+=("$p"); done ;;
 	*) echo "clusters.sh: CNI is bridge, flannel, flannel-host-gw or kube-router, not $cni" >&2; return 1 ;;
+	esac
+	case $family-$cni in
+	4-* | dual-bridge) ;;
+	*) echo "clusters.sh: FAMILY is 4, or dual with CNI=bridge, not $family with CNI=$cni" >&2; return 1 ;;
 	esac
 	[ ${#missing[@]} = 0 ] || {
 		printf 'clusters.sh: this machine lacks %s\n' "$(printf ', %s' "${missing[@]}" | cut -c3-)" >&2
@@ -111,6 +121,10 @@ namespace() {
 	ip -n cv-lan link set "${1#cv-}" master lan up
 	ip -n "$1" address add "$2/24" dev eth0
 	ip -n "$1" link set eth0 up
+	! dual || {
+		within "$1" sysctl -qw net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.default.disable_ipv6=0 net.ipv6.conf.all.forwarding=1
+		ip -n "$1" address add "$(six "$2")/64" dev eth0 nodad
+	}
 	within "$1" sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
 }
 
@@ -131,7 +145,7 @@ control() {
 		--listen-client-urls=http://127.0.0.1:2379 --advertise-client-urls=http://127.0.0.1:2379 \
 		--listen-peer-urls=http://127.0.0.1:2380 --initial-advertise-peer-urls=http://127.0.0.1:2380 --initial-cluster=default=http://127.0.0.1:2380
 	start "cv-$name-1" "$d/apiserver" "$assets/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 --bind-address="$at" --advertise-address="$at" \
-		--secure-port=6443 --cert-dir="$d/certificates" --service-cluster-ip-range=10.96.0.0/16 --authorization-mode=Node,RBAC \
+		--secure-port=6443 --cert-dir="$d/certificates" --service-cluster-ip-range="$(both_of $services $services6)" --authorization-mode=Node,RBAC \
 		--service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$d/accounts.key" \
 		--service-account-signing-key-file="$d/accounts.key" --token-auth-file="$d/tokens" --allow-privileged \
 		--audit-policy-file="$d/audit.yaml" --audit-log-path="$d/audit.log" --kubelet-preferred-address-types=InternalIP
@@ -148,13 +162,13 @@ control() {
 	say "$name: the API server is ready"
 	start "cv-$name-1" "$d/controllers" "$assets/kube-controller-manager" --kubeconfig="$d/kubeconfig" --bind-address=127.0.0.1 --leader-elect=false \
 		--service-account-private-key-file="$d/accounts.key" --root-ca-file="$d/certificates/apiserver.crt" --use-service-account-credentials \
-		--allocate-node-cidrs --cluster-cidr=$pods --service-cluster-ip-range=10.96.0.0/16
+		--allocate-node-cidrs --cluster-cidr="$(both_of $pods $pods6)" --service-cluster-ip-range="$(both_of $services $services6)"
 	start "cv-$name-1" "$d/scheduler" "$assets/kube-scheduler" --kubeconfig="$d/kubeconfig" --bind-address=127.0.0.1 --leader-elect=false
 }
 
 # node NAME N runs one: the kubelet asks for its pod CIDR before the CNI is told.
 node() {
-	local name=$1 n=$2 id=$1-$2 d=$dir/$1/$2 at cidr hierarchy g
+	local name=$1 n=$2 id=$1-$2 d=$dir/$1/$2 at cidr cidr6 hierarchy g
 	at=$(address "$name" "$n")
 	[ -e "/run/netns/cv-$id" ] || namespace "cv-$id" "$at"
 	within "cv-$id" ip route replace default via 172.30.0.1
@@ -206,13 +220,16 @@ node() {
 		volumePluginDir: $d/plugins
 	Y
 	start "cv-$id" "$d/containerd" unshare --uts sh -c "hostname $id; exec containerd -c $d/containerd.toml"
-	start "cv-$id" "$d/kubelet" "$assets/kubelet" --kubeconfig="$dir/$name/kubeconfig" --config="$d/kubelet.yaml" --hostname-override="$id" --node-ip="$at" \
+	start "cv-$id" "$d/kubelet" "$assets/kubelet" --kubeconfig="$dir/$name/kubeconfig" --config="$d/kubelet.yaml" --hostname-override="$id" --node-ip="$(both_of "$at" "$(six "$at")")" \
 		--root-dir="$d/kubelet" --cert-dir="$d/kubelet/pki"
-	start "cv-$id" "$d/kube-proxy" "$assets/kube-proxy" --kubeconfig="$dir/$name/kubeconfig" --proxy-mode=nftables --hostname-override="$id" --cluster-cidr=$pods \
+	start "cv-$id" "$d/kube-proxy" "$assets/kube-proxy" --kubeconfig="$dir/$name/kubeconfig" --proxy-mode=nftables --hostname-override="$id" --cluster-cidr="$(both_of $pods $pods6)" \
 		--healthz-bind-address=127.0.0.1:10256 --metrics-bind-address=127.0.0.1:10249 --conntrack-max-per-core=0
 	await 60 test -S "$d/containerd.sock"
 	[ ! -d "$dir/images" ] || for image in "$dir"/images/*.tar; do await 30 ctr -a "$d/containerd.sock" -n k8s.io images import "$image"; done
-	cidr() { cidr=$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDR}') && [ -n "$cidr" ]; }
+	cidr() {
+		cidr=$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDRs[0]}') cidr6=$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDRs[1]}')
+		[ -n "$cidr" ] && { ! dual || [ -n "$cidr6" ]; }
+	}
 	await 60 cidr
 	network "$name" "$n"
 	await 60 of "$name" wait --for=condition=Ready "node/$id" --timeout=1s
@@ -226,6 +243,7 @@ network() {
 	bridge)
 		plugin cni0 0
 		within "cv-$id" nft "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; add rule ip cni post ip saddr $pods ip daddr != $pods masquerade"
+		! dual || within "cv-$id" nft "add table ip6 cni; add chain ip6 cni post { type nat hook postrouting priority 100; }; add rule ip6 cni post ip6 saddr $pods6 ip6 daddr != $pods6 masquerade"
 		routes "$name"
 		;;
 	flannel*)
@@ -248,19 +266,23 @@ network() {
 
 # plugin BRIDGE MTU has containerd make pods' links by the plugin bridge. 0 is the bridge's own MTU.
 plugin() {
+	local more=
+	[ -z "$cidr6" ] || more=", [{\"subnet\": \"$cidr6\"}]"
 	cat >"$d/cni/10.conflist" <<-J
 		{"cniVersion": "1.0.0", "name": "$id", "plugins": [{"type": "bridge", "bridge": "$1", "mtu": $2, "isDefaultGateway": true, "hairpinMode": true,
-		"ipam": {"type": "host-local", "ranges": [[{"subnet": "$cidr"}]], "dataDir": "$d/cni.data"}}]}
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "$cidr"}]$more], "dataDir": "$d/cni.data"}}]}
 	J
 }
 
 # routes NAME leads each node of a cluster to the pods of the others.
 routes() {
-	local name=$1 id at cidr netns
-	of "$name" get nodes -o 'jsonpath={range .items[*]}{.metadata.name} {.status.addresses[0].address} {.spec.podCIDR}{"\n"}{end}' | while read -r id at cidr; do
+	local name=$1 id at cidr cidr6 netns
+	of "$name" get nodes -o 'jsonpath={range .items[*]}{.metadata.name} {.status.addresses[0].address} {.spec.podCIDRs[0]} {.spec.podCIDRs[1]}{"\n"}{end}' | while read -r id at cidr cidr6; do
 		[ -n "$cidr" ] || continue
 		for netns in /run/netns/cv-"$name"-*; do
-			[ "${netns##*/}" = "cv-$id" ] || within "${netns##*/}" ip route replace "$cidr" via "$at"
+			[ "${netns##*/}" != "cv-$id" ] || continue
+			within "${netns##*/}" ip route replace "$cidr" via "$at"
+			[ -z "$cidr6" ] || within "${netns##*/}" ip route replace "$cidr6" via "$(six "$at")"
 		done
 	done
 }
@@ -405,6 +427,24 @@ seen() {
 	[ -n "$remap" ] && echo "${remap%.*.*}.${own#*.*.}" # both are /16
 }
 
+# seen6 is seen for IPv6, of which CIDRs are /56.
+seen6() {
+	local own remap
+	own=$(of milan get pod hello-1 -o 'jsonpath={.status.podIPs[1].ip}')
+	remap=$(of rome -n culvert get peering milan -o 'jsonpath={.spec.remote.podCIDRs[1].remap}')
+	remap=${remap%::/56}
+	[[ $own =~ ^fd00:244:(0:([0-9a-f]+))?:{1,2}([0-9a-f:]+)$ ]]
+	printf '%s:%x::%s\n' "${remap%:*}" $((0x${remap##*:} + 0x${BASH_REMATCH[2]:-0})) "${BASH_REMATCH[3]}"
+}
+
+# six_answers asks hello-1 of milan from rome by IPv6.
+six_answers() {
+	local at
+	at=$(seen6)
+	nsenter --net="/proc/$(process rome default/hello-1)/ns/net" busybox ping -c 3 -W 5 "$at" >/dev/null
+	say "it answers as $at, too"
+}
+
 # first says how long after now the first answer comes from a pod of milan to one of rome.
 first() {
 	local began=$EPOCHREALTIME
@@ -438,6 +478,7 @@ join() {
 	wait $!
 	named
 	both verify
+	! dual || six_answers
 	to=$(seen)
 	[ ! -e "$dir/rome/dns.pid" ] || to=hello.default.svc.clusterset.local
 	cat <<-T
@@ -467,13 +508,13 @@ up)
 	[ ! -e /run/netns/cv-lan ] || { echo "clusters.sh: there are clusters; end them first: $0 down ${1:?$usage} (make clusters-down)" >&2; exit 1; }
 	mkdir -p "${1:?$usage}"
 	[ -z "$(ls -A "$1")" ] || { echo "clusters.sh: $1 is not empty" >&2; exit 1; }
-	echo "$cni" >"$1/of-clusters.sh" # what may be removed
+	echo "$cni $family" >"$1/of-clusters.sh" # what may be removed
 	;;
 down) [ -e "${1:?$usage}" ] || [ -e /run/netns/cv-lan ] || { say "there are no clusters in $1"; exit; } ;;&
 *) [ -e "${1:?$usage}/of-clusters.sh" ] || { echo "clusters.sh: $1 has no clusters; clusters.sh up DIR makes some" >&2; exit 1; } ;;
 esac
 dir=$(realpath "$1")
-read -r cni <"$dir/of-clusters.sh" || true
+read -r cni family <"$dir/of-clusters.sh" || true
 shift
 case $do in
 dns | load | join) interrupted say "'the clusters stay; $0 down $dir (make clusters-down) ends them'" ;;&
