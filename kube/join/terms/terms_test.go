@@ -479,6 +479,10 @@ func TestGivenIsBounded(t *testing.T) {
 	if got := readGiven(text); len(got) != 1 || got[0].CIDR != "10.4.0.0/16" { // as it is
 		t.Error(got)
 	}
+	if got := readGiven("64:ff9b::/96=fd61::/96 fd00:244::/56=fd61::/56"); len(got) != 1 ||
+		got[0].Remap != "fd61::/56" {
+		t.Error(got)
+	}
 	rome := cluster(t, "rome", "172.18.0")
 	spec := &peering.Spec{Peer: "milan"}
 	for n := range 2 * maxGiven {
