@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -222,6 +223,79 @@ func TestPeerExportsBudget(t *testing.T) {
 		c.pass(peer, time.Duration(size/kube.BudgetRate+2)*time.Second)
 		if all, _ := c.heard(); len(all) != 4 || all[0].Endpoints[0].Addresses[0].Host != last {
 			t.Errorf("the last list is not there: %d Services", len(all))
+		}
+	})
+}
+
+// TestPeerExportsFlood: whatever a peer that has the key sends, at whatever rate, the gateway asks
+// the API server as often as it says, and believes the peer's next true list.
+func TestPeerExportsFlood(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.create(kindPeerExports, empty)
+		peer := exports.New(0)
+		c.exchanges(4, nil, []any{"shop"})
+		peer.Tell(listed(3, "first"))
+		c.pass(peer, time.Second)
+		c.ClearActions()
+		const seconds, each = 600, 2000 // datagrams a second
+		r := rand.New(rand.NewPCG(41, 1))
+		receive := c.source.services.exchange.Receive
+		var heard [][]byte // datagrams to replay and to damage
+		end := time.Now().Add(seconds * time.Second)
+		for n := 0; time.Now().Before(end); n++ {
+			if n%7 == 0 { // another list than a moment before
+				peer.Tell(listed(3, fmt.Sprint("h", n)))
+			}
+			datagrams, _ := peer.Due(time.Now())
+			heard = append(heard, datagrams...)
+			heard = heard[max(0, len(heard)-200):]
+			for range each / 100 {
+				b := slices.Clone(heard[r.IntN(len(heard))])
+				switch r.IntN(5) {
+				case 0: // again
+				case 1: // damaged
+					b[r.IntN(len(b))] ^= byte(1 + r.IntN(255))
+				case 2: // too short
+					b = b[:r.IntN(len(b))]
+				case 3: // one part of many, of a list that never ends
+					b[5], b[8], b[9] = 0, 2, byte(r.IntN(256))
+					b = append(b, make([]byte, r.IntN(1100))...)
+				case 4: // anything
+					for i := 6; i < len(b); i++ {
+						b[i] = byte(r.IntN(256))
+					}
+				}
+				receive(b)
+			}
+			for _, b := range datagrams {
+				receive(b)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		synctest.Wait()
+		requests := map[string]int{}
+		for _, a := range c.Actions() {
+			requests[a.GetVerb()+" "+a.GetResource().Resource+"/"+a.GetSubresource()]++
+		}
+		for what, n := range requests {
+			most := seconds*5/2 + 2 // of PeerExports
+			switch what {
+			case "update peerings/status":
+				most = seconds + 2
+			case "create events/":
+				most = kube.FaultsAtOnce + 2
+			case "get peerexports/":
+				most = 5
+			}
+			if n > most {
+				t.Errorf("%s: %d times in %d s, want at most %d", what, n, seconds, most)
+			}
+		}
+		t.Logf("%d datagrams a second: %v", each, requests)
+		peer.Tell(listed(3, "last"))
+		c.pass(peer, 5*time.Second)
+		if all, _ := c.heard(); len(all) != 3 || all[0].Endpoints[0].Addresses[0].Host != "last" {
+			t.Errorf("after the flood: %s", text(t, all))
 		}
 	})
 }
