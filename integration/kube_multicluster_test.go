@@ -235,6 +235,26 @@ func TestKubeMulticluster(t *testing.T) {
 			rome.awaitNoImport("web")
 			milan.awaitNoImport("web")
 		})
+		t.Run("exported again", func(t *testing.T) {
+			milan.apply(serviceExport("web"))
+			rome.awaitEndpoints("web", "milan "+milan.seen(here), "milan "+milan.seen(there))
+			milan.share("other")
+			rome.awaitNoImport("web")
+			milan.share("shop")
+			rome.awaitEndpoints("web", "milan "+milan.seen(here), "milan "+milan.seen(there))
+		})
+		t.Run("another ServiceImport", func(t *testing.T) { testForeignImport(t, rome, milan, here) })
+		t.Run("only exports", func(t *testing.T) { testMulticlusterAdmission(t, rome, milan, here, there) })
+		t.Run("gateway lost", func(t *testing.T) {
+			need.NoError(t, milan.gateway.cmd.Process.Signal(syscall.SIGKILL))
+			<-milan.gateway.ended
+			rome.awaitCondition("Connected", "False")
+			rome.awaitEndpoints("web", "milan "+milan.seen(here))
+			milan.startGateway("gateway-2")
+			rome.awaitCondition("Connected", "True")
+			milan.apply(shopSlice("web", there))
+			rome.awaitEndpoints("web", "milan "+milan.seen(there))
+		})
 		for _, m := range []*multiclusterLab{rome, milan} {
 			for right := range m.api.requested(t, m.gatewayUser()) {
 				if verb, resource, _ := strings.Cut(right, " "); (resource == "services" || resource == "endpointslices") &&
@@ -245,4 +265,66 @@ func TestKubeMulticluster(t *testing.T) {
 			}
 		}
 	}, kubernetes)
+}
+
+// testForeignImport: a ServiceImport that others have made before stays as it is, and nothing is
+// made beside it. Once it goes, the exported Service comes.
+func testForeignImport(t *testing.T, rome, milan *multiclusterLab, server string) {
+	foreign := object{"apiVersion": mcsVersion, "kind": "ServiceImport", "metadata": object{"name": "hand",
+		"namespace": "shop"}, "spec": object{"type": "Headless", "ports": []object{{"port": 1}}}}
+	rome.apply(foreign)
+	before := mustObject(t)(rome.api.admin.get(foreign))
+	milan.apply(shop("hand", nil, nil), shopSlice("hand", server), serviceExport("hand"))
+	milan.awaitEndpoints("hand", "milan "+server)
+	eventually(t, "it is said", func() error {
+		if !strings.Contains(rome.controller.output(), "ServiceImport shop/hand: another one is there") {
+			return fmt.Errorf("%s", rome.controller.output())
+		}
+		return nil
+	})
+	after := mustObject(t)(rome.api.admin.get(foreign))
+	if was, is := field(before, "metadata", "resourceVersion"), field(after, "metadata", "resourceVersion"); was != is {
+		t.Errorf("it was changed: %v", after)
+	}
+	if all, err := rome.endpoints("hand"); err != nil || len(all) > 0 {
+		t.Errorf("beside it there is %q, %v", all, err)
+	}
+	need.NoError(t, rome.api.admin.delete(foreign))
+	rome.awaitEndpoints("hand", "milan "+milan.seen(server))
+	need.NoError(t, milan.api.admin.delete(serviceExport("hand")))
+	rome.awaitNoImport("hand")
+}
+
+// testMulticlusterAdmission: with admit: Exports, rome's pods reach the endpoints that milan
+// exports and no other pod, and a change is in force within a second.
+func testMulticlusterAdmission(t *testing.T, rome, milan *multiclusterLab, here, there string) {
+	with, spec := milan.keyed()
+	spec["services"], spec["admit"] = object{"export": []string{"shop"}, "import": []string{"shop"}}, "Exports"
+	milan.apply(with)
+	client := rome.pods[1]
+	visits := func(server string) error {
+		conn, err := client.dialWithin(followed, "tcp4", milan.seen(server)+":"+shopTarget)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}
+	for _, servers := range [][2]string{{here, there}, {there, here}, {here, there}} {
+		open, shut := servers[0], servers[1]
+		milan.apply(shopSlice("web", open))
+		began := time.Now()
+		await(t, "the other one is shut", func() bool { return visits(shut) != nil && visits(open) == nil })
+		if took := time.Since(began); took > 2*followed { // a visit that is refused late takes one
+			t.Errorf("it takes %v", took)
+		}
+		for range 20 {
+			if visits(shut) == nil {
+				t.Fatalf("%s is reached, which is not exported", shut)
+			}
+			need.NoError(t, visits(open))
+		}
+	}
+	rome.awaitEndpoints("web", "milan "+milan.seen(here))
+	milan.share("shop")
+	await(t, "without admission, all is open", func() bool { return visits(there) == nil })
 }
