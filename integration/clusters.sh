@@ -227,7 +227,7 @@ node() {
 	await 60 test -S "$d/containerd.sock"
 	[ ! -d "$dir/images" ] || for image in "$dir"/images/*.tar; do await 30 ctr -a "$d/containerd.sock" -n k8s.io images import "$image"; done
 	cidr() {
-		cidr=$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDRs[0]}') cidr6=$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDRs[1]}')
+		read -r cidr cidr6 <<<"$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDRs[*]}')"
 		[ -n "$cidr" ] && { ! dual || [ -n "$cidr6" ]; }
 	}
 	await 60 cidr
@@ -277,7 +277,7 @@ plugin() {
 # routes NAME leads each node of a cluster to the pods of the others.
 routes() {
 	local name=$1 id at cidr cidr6 netns
-	of "$name" get nodes -o 'jsonpath={range .items[*]}{.metadata.name} {.status.addresses[0].address} {.spec.podCIDRs[0]} {.spec.podCIDRs[1]}{"\n"}{end}' | while read -r id at cidr cidr6; do
+	of "$name" get nodes -o 'jsonpath={range .items[*]}{.metadata.name} {.status.addresses[0].address} {.spec.podCIDRs[*]}{"\n"}{end}' | while read -r id at cidr cidr6; do
 		[ -n "$cidr" ] || continue
 		for netns in /run/netns/cv-"$name"-*; do
 			[ "${netns##*/}" != "cv-$id" ] || continue
