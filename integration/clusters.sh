@@ -540,7 +540,7 @@ leave)
 load)
 	file=$dir/images/${1//[\/:]/_}.tar
 	mkdir -p "$dir/images"
-	"$2" image save --name "$1" "$file" >/dev/null
+	"$culvert" image save --binary "$2" --name "$1" "$file" >/dev/null
 	for sock in "$dir"/*/*/containerd.sock; do ctr -a "$sock" -n k8s.io images import "$file" >/dev/null; done
 	;;
 process) process "$1" "$2" ;;

@@ -17,14 +17,7 @@ func TestKubeClustersAgain(t *testing.T) {
 		join := []string{"join", "--image=" + realImage, "--yes", inBoth[0], inBoth[1]}
 		l.must(join...)
 		l.meet()
-		specs := func() (all [2]string) {
-			for i, cluster := range realNames {
-				all[i] = l.kubectl(cluster, "-n", "culvert", "get", "peering", realNames[1-i], "-o",
-					"jsonpath={.metadata.generation} {.spec}")
-			}
-			return all
-		}
-		had := specs()
+		had := l.specs()
 		for why, args := range map[string][]string{
 			"--pod-cidr: no Node and no Pod has an address in 10.99.0.0/16": {"--pod-cidr=rome=10.99.0.0/16"},
 			"--name: this cluster is rome by its Peering milan":             {"--name=roma", "--name=milano"},
@@ -35,7 +28,7 @@ func TestKubeClustersAgain(t *testing.T) {
 				t.Errorf("%q: %v, want %s\n%s", args, err, why, out)
 			}
 		}
-		if now := specs(); now != had {
+		if now := l.specs(); now != had {
 			t.Errorf("the Peerings are %q, want %q", now, had)
 		}
 		l.must("leave", "--yes", inBoth[0], "--peer=milan")

@@ -41,7 +41,7 @@ func (l *realLab) exported(from, to, expose string, replicas int) string {
 		fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: hello, namespace: default, labels: {culvert/export: 'true'}}\n"+
 			"spec: {selector: {app: hello}, ports: [{port: 80, targetPort: %s}]}\n", realPort))
 	l.kubectl(to, "create", "namespace", from)
-	l.apply(to, l.must("kube", "template", "--image="+realImage, "--peering="+from, "--expose="+expose,
+	l.apply(to, l.must("kube", "template", "--image="+l.image, "--peering="+from, "--expose="+expose,
 		"--imports="+from, "--replicas="+strconv.Itoa(replicas)))
 	l.kubectl(to, "-n", "culvert", "patch", "peering", from, "--type=merge", "-p", `{"spec":{"imports":"`+from+`"}}`)
 	address := ""

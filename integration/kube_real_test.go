@@ -40,8 +40,9 @@ var realClusters = probe{"clusters", func(t testing.TB) error {
 // realLab is two clusters with kubelet, containerd and kube-proxy, two nodes each, that clusters.sh
 // has made.
 type realLab struct {
-	t   *testing.T
-	dir string
+	t              *testing.T
+	dir            string
+	program, image string // the culvert that commands are of, and its image
 }
 
 const realImage = "localhost/culvert:1"
@@ -55,14 +56,14 @@ var (
 // cluster, if any.
 func newRealLab(t *testing.T, third ...string) *realLab {
 	t.Helper()
-	l := &realLab{t, filepath.Join(t.TempDir(), "c")}
+	l := &realLab{t, filepath.Join(t.TempDir(), "c"), os.Getenv(binaryEnv), realImage}
 	t.Cleanup(func() {
 		if _, err := os.Stat(l.dir); err == nil {
 			l.script("down")
 		}
 	})
 	l.script("up", third...)
-	l.script("load", realImage, os.Getenv(binaryEnv))
+	l.script("load", realImage, l.program)
 	for _, name := range realNames {
 		l.script("hello", name)
 	}
@@ -96,7 +97,7 @@ func (l *realLab) script(verb string, args ...string) string {
 func (l *realLab) culvert(args ...string) (string, error) {
 	l.t.Helper()
 	began := time.Now()
-	out, err := l.command("shell", append([]string{os.Getenv(binaryEnv)}, args...)...).CombinedOutput()
+	out, err := l.command("shell", append([]string{l.program}, args...)...).CombinedOutput()
 	l.t.Logf("culvert %s: %.1f s", args[0], time.Since(began).Seconds())
 	return string(out), err
 }

@@ -20,22 +20,25 @@ import (
 
 // testRealMessages joins the clusters by an invitation and its answer.
 func testRealMessages(t *testing.T, l *realLab, before map[string][]string) {
-	message := func(args ...string) string {
-		cmd := l.command("shell", append([]string{os.Getenv(binaryEnv)}, args...)...)
-		out, err := cmd.Output()
-		if exit := new(exec.ExitError); errors.As(err, &exit) {
-			t.Fatalf("culvert %q: %v\n%s", args, err, exit.Stderr)
-		}
-		need.NoError(t, err)
-		file := filepath.Join(t.TempDir(), "message")
-		need.NoError(t, os.WriteFile(file, out, 0o600))
-		return file
-	}
-	invitation := message("invite", "--context", "milan", "--peer", "rome", "--image="+realImage, "--yes")
-	answer := message("accept", "--context", "rome", "--image="+realImage, "--yes", invitation)
+	invitation := l.message("invite", "--context", "milan", "--peer", "rome", "--image="+realImage, "--yes")
+	answer := l.message("accept", "--context", "rome", "--image="+realImage, "--yes", invitation)
 	l.must("accept", "--context", "milan", "--yes", answer)
 	l.meet()
 	l.leave(t, before)
+}
+
+// message runs a command of culvert that prints a message for the other cluster, and returns a file
+// with it.
+func (l *realLab) message(args ...string) string {
+	l.t.Helper()
+	out, err := l.command("shell", append([]string{l.program}, args...)...).Output()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		l.t.Fatalf("culvert %q: %v\n%s", args, err, exit.Stderr)
+	}
+	need.NoError(l.t, err)
+	file := filepath.Join(l.t.TempDir(), "message")
+	need.NoError(l.t, os.WriteFile(file, out, 0o600))
+	return file
 }
 
 // peerings returns both Peerings as an administrator would write them. rome reads pods' addresses
