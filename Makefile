@@ -4,7 +4,9 @@ GO ?= go
 FUZZTIME ?= 30s
 SIMTIME ?= 5m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
-KUBEBUILDER_ASSETS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/culvert/kubernetes
+# Which Kubernetes: that of integration/kubernetes/go.mod or, with a name, of NAME.mod beside it, such as oldest.
+KUBERNETES ?=
+KUBEBUILDER_ASSETS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/culvert/kubernetes$(KUBERNETES:%=-%)
 CHECKLOCKS := gvisor.dev/gvisor/tools/checklocks/cmd/checklocks@v0.0.0-20260905035102-160fafc42237
 UNIT := $$($(GO) list ./... | grep -v /integration)
 
@@ -81,12 +83,13 @@ kube-nodes: PROGRAMS = kube-apiserver kube-controller-manager kube-scheduler kub
 
 # A program of Kubernetes that is not told its version at build time knows none.
 kube-assets kube-nodes: go-version
-	@cd integration/kubernetes; export CGO_ENABLED=0; version=$$($(GO) list -m -f '{{.Version}}' k8s.io/kubernetes); \
+	@cd integration/kubernetes; export CGO_ENABLED=0 $(KUBERNETES:%=GOFLAGS="$$GOFLAGS -modfile=%.mod"); \
+	version=$$($(GO) list -m -f '{{.Version}}' k8s.io/kubernetes); \
 	minor=$${version#v1.}; v=k8s.io/component-base/version; \
 	{ $(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/etcd' go.etcd.io/etcd/server/v3; \
 	$(GO) build -v -trimpath -ldflags="-s -w -X $$v.gitVersion=$$version -X $$v.gitMajor=1 -X $$v.gitMinor=$${minor%%.*}" \
 		-o '$(KUBEBUILDER_ASSETS)/' $(PROGRAMS:%=k8s.io/kubernetes/cmd/%); \
-	$(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy; } 2>&1 | ../../$(PROGRESS)
+	$(if $(KUBERNETES),:,$(GO) build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' ./endpoints ./kubeproxy); } 2>&1 | ../../$(PROGRESS)
 
 # CoreDNS, for make clusters and make long.
 kube-dns: MODULE = coredns
@@ -104,7 +107,14 @@ kube-cni: go-version
 	$(GO) -C integration/cni/kube-router build -v -trimpath -ldflags='-s -w' -o '$(KUBEBUILDER_ASSETS)/' github.com/cloudnativelabs/kube-router/v2/cmd/kube-router; } \
 	  2>&1 | $(PROGRESS)
 
-long: go-version kube-nodes kube-dns kube-cni kube-helm ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
+# An older culvert, for make long: version 0.1.0.
+OLDER = 7b686911
+
+bin/culvert-older: go-version
+	@dir=$$(mktemp -d) && trap "rm -rf $$dir" EXIT; git archive $(OLDER) | tar -x -C $$dir; \
+	cd $$dir && CGO_ENABLED=0 $(GO) build -v -trimpath -o '$(CURDIR)/$@' ./cmd/culvert 2>&1 | '$(CURDIR)/$(PROGRESS)'
+
+long: go-version kube-nodes kube-dns kube-cni kube-helm bin/culvert-older ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestCPU|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
@@ -112,7 +122,8 @@ long: go-version kube-nodes kube-dns kube-cni kube-helm ## in full what the test
 	CULVERT_LONG=1 $(GO) test -v -race -count=1 -timeout 30m -run TestSwitches ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeHelm|TestKubeLinks|TestServicesShortConnections' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_OLDER='$(CURDIR)/bin/culvert-older' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeHelm|TestKubeLinks|TestServicesShortConnections' ./integration
+	CULVERT_LONG=1 $(MAKE) test-kube KUBERNETES=oldest RUN='TestKubeClusters$$$$'
 
 # What one goroutine tries at random cannot race: -short tries less of it.
 race: go-version ## the unit tests under the race detector (needs a C compiler)
