@@ -37,8 +37,8 @@ func TestKubeClustersOlder(t *testing.T) {
 		asOlder.must("join", "--image="+olderImage, "--yes", inBoth[0], inBoth[1])
 		l.meet()
 		s := newRealStreams(&asOlder)
-		// While one gateway is older, Services that are exported meanwhile do not arrive: verify says
-		// so, and finds nothing else.
+		// While one gateway is older, Services that are exported meanwhile do not arrive: verify
+		// says so, and finds nothing else.
 		verify := func(who *realLab, mixed bool) {
 			t.Helper()
 			out, err := who.culvert("verify", inBoth[0], inBoth[1])
