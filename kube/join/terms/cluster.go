@@ -40,6 +40,7 @@ type Cluster struct {
 	outside  string   // a Node whose CIDRs Pods does not contain; "": none
 	guess    string   // why IPv6, which pods have as well, is not among Pods; "": it is, or they have none
 	lacks    [2]bool  // by family, IPv4 first: some Nodes do not say where pods are
+	tells    [2]bool  // some do
 
 	taken    []ipam.Taken   // CIDRs in use
 	wide     []netip.Prefix // CIDRs in which more may come into use
@@ -352,7 +353,8 @@ func (c *Cluster) podsFrom(s *Survey) {
 			if c.outside == "" && n.outside(c.Pods, v6) {
 				c.outside = name
 			}
-			c.lacks[bit(v6)] = c.lacks[bit(v6)] || !hasFamily(n.pods, v6)
+			tells := hasFamily(n.pods, v6)
+			c.lacks[bit(v6)], c.tells[bit(v6)] = c.lacks[bit(v6)] || !tells, c.tells[bit(v6)] || tells
 		}
 		for _, p := range s.pods {
 			if n, ok := s.nodes[p.node]; ok && p.address.Is6() == v6 && !slices.ContainsFunc(n.pods,

@@ -262,10 +262,13 @@ func (x *chooser) internals(peer string, families []bool) ([]netip.Prefix, error
 }
 
 // carries returns the families that the Peering with a peer can have at this end: those of pods, if
-// it learns where they are.
+// it learns where they are. One that it has already stays as long as any Node tells.
 func (c *Cluster) carries(peer string) []bool {
+	old := c.old(peer)
+	had := prefixes(old.Local.PodCIDRs...)
 	return slices.DeleteFunc(c.families(), func(v6 bool) bool {
-		return c.Has(peer) && c.old(peer).PodsFrom != "Pods" && c.lacks[bit(v6)]
+		return c.Has(peer) && old.PodsFrom != "Pods" && c.lacks[bit(v6)] &&
+			!(c.tells[bit(v6)] && hasFamily(had, v6))
 	})
 }
 

@@ -654,3 +654,27 @@ func TestFamiliesAgain(t *testing.T) {
 		t.Errorf("%+v, want %+v", second, first)
 	}
 }
+
+// TestFamiliesStay: joining again keeps the families of a Peering although a Node that is new, or a
+// pod, does not say by now where pods are.
+func TestFamiliesStay(t *testing.T) {
+	for _, cidrs := range [][]string{{cidr4}, {cidr4, cidr6}} {
+		var want [2]*peering.Spec
+		var stored [2][]string
+		for round := range 2 {
+			ends := [2]*Cluster{stack(t, "rome", cidrs, stored[0]...), stack(t, "milan", cidrs, stored[1]...)}
+			specs, _, err := Pair(ends[0], ends[1], "")
+			need.NoError(t, err)
+			if round > 0 && !reflect.DeepEqual(specs, want) {
+				t.Errorf("%+v, want %+v", specs, want)
+			}
+			want = specs
+			for i, c := range ends {
+				meta := map[string]any{"name": specs[i].Peer, "annotations": c.Notes(specs[i], "", "")}
+				object, err := yaml.Marshal(map[string]any{"kind": "Peering", "metadata": meta, "spec": specs[i]})
+				need.NoError(t, err)
+				stored[i] = []string{string(object), "{kind: Node, metadata: {name: n3}}", pod(1, 3, "10.244.9.9")}
+			}
+		}
+	}
+}
