@@ -92,6 +92,8 @@ func ReadService(u *unstructured.Unstructured) *Service {
 		return &Service{Invalid: fault}
 	case spec.Type == "ExternalName":
 		return &Service{Invalid: "spec.type: ExternalName is a name without endpoints"}
+	case len(spec.IPFamilies) > 0 && !slices.Contains(spec.IPFamilies, "IPv4"):
+		return &Service{Invalid: "spec.ipFamilies: IPv4 is missing, and only IPv4 crosses; add it"}
 	}
 	s := &Service{Service: exports.Service{Namespace: u.GetNamespace(), Name: u.GetName(), Type: exports.ClusterSetIP,
 		Affinity: cmp.Or(spec.SessionAffinity, "None"), InternalTrafficPolicy: spec.InternalTrafficPolicy,

@@ -374,6 +374,9 @@ func TestView(t *testing.T) {
 	w := rome(t)
 	w.export("web", "{clusterIP: 10.96.3.3, sessionAffinity: None, "+webPorts+"}", 5, "10.244.3.3")
 	w.export("name", "{type: ExternalName, externalName: a.example}", 5)
+	w.export("six", "{clusterIP: 'fd00::1', ipFamilies: [IPv6], "+webPorts+"}", 5)
+	w.export("typo", "{clusterIP: 10.96.3.4, ipFamilies: [IPv6, IPv4], "+webPorts+"}", 5)
+	w.exports[types.NamespacedName{Namespace: "shop", Name: "typo"}].Peers = []string{"tuirn"}
 	w.imports[types.NamespacedName{Namespace: "shop", Name: "mine"}] = object(t,
 		"metadata: {name: mine, namespace: shop}\nspec: {type: Headless, ports: []}")
 	empty := fmt.Sprintf(web, 1, "")
@@ -396,6 +399,9 @@ func TestView(t *testing.T) {
 		"shop/mine ClusterSetIP 0 [] [{turin 0 0}] ServiceImport shop/mine: another one is there that culvert has not made; " +
 			"delete it",
 		"shop/name  0 [] [] is not exported: spec.type: ExternalName is a name without endpoints",
+		"shop/six  0 [] [] is not exported: spec.ipFamilies: IPv4 is missing, and only IPv4 crosses; add it",
+		"shop/typo ClusterSetIP 1 [] [{rome 0 0}] no peer hears of it: name one with which its namespace is shared in its " +
+			"annotation culvert.io/export-to",
 		"shop/web ClusterSetIP 1 [milan] [{milan 0 0} {rome 0 0} {turin 0 0}] PortConflict: turin has port http 81/TCP, " +
 			"which has the oldest export; milan and rome differ (2 of 3 clusters)",
 	}

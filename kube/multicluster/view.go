@@ -16,6 +16,7 @@ import (
 
 	"culvert/gateway/exports"
 	"culvert/kube"
+	"culvert/kube/mcs"
 	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
@@ -136,6 +137,15 @@ func (s *State) viewed(name types.NamespacedName) Viewed {
 			}
 		}
 		slices.Sort(v.To)
+		_, ok := s.own(name)
+		switch {
+		case !ok || len(v.To) > 0:
+		case e.Peers != nil:
+			note("no peer hears of it: name one with which its namespace is shared in its annotation %s",
+				mcs.AnnotationPeers)
+		default:
+			note("no peer hears of it: share its namespace by culvert join with --services")
+		}
 	}
 	if len(conflicts) > 0 {
 		reason, message := describe(all, conflicts)

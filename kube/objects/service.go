@@ -21,6 +21,7 @@ type ServiceSpec struct {
 	Type       string   `json:"type"`
 	ClusterIP  string   `json:"clusterIP"`
 	ClusterIPs []string `json:"clusterIPs"`
+	IPFamilies []string `json:"ipFamilies"`
 	Ports      []struct {
 		Name        string `json:"name"`
 		Protocol    string `json:"protocol"`

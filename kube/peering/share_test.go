@@ -114,6 +114,7 @@ func TestShare(t *testing.T) {
 	}
 	for name, change := range map[string]func(){
 		"an ExternalName": func() { have(t, g, webService, "clusterIP: 10.96.0.10,", "type: ExternalName,") },
+		"IPv6 alone":      func() { have(t, g, webService, "clusterIP: 10.96.0.10,", "ipFamilies: [IPv6],") },
 		"another peer": func() {
 			have(t, g, webExport, "namespace: shop,",
 				"namespace: shop, annotations: {culvert.io/export-to: 'paris, vienna'},")
