@@ -194,12 +194,13 @@ func (e *End) explain(imports string) {
 		}
 		e.line("exports of "+e.Spec.Peer, "in namespace "+e.Spec.Imports, source)
 	}
-	if e.Spec.Admit == "Exports" {
-		source := "as it is"
-		if e.options.Admit != "" {
-			source = "--admit"
-		}
-		e.line("admits", "what is exported to "+e.Spec.Peer+", and nothing else of it", source)
+	switch {
+	case e.Spec.Admit == "Exports" && e.options.Admit == "":
+		e.line("admits", "what is exported to "+e.Spec.Peer+", and nothing else of it", "as it is")
+	case e.Spec.Admit == "Exports":
+		e.line("admits", "what is exported to "+e.Spec.Peer+", and nothing else of it", "--admit")
+	case e.options.Admit != "":
+		e.line("admits", "all of "+e.Spec.Peer, "--admit")
 	}
 	if names := e.wants.Values.Names(); len(names) > 0 {
 		source := "as they are"

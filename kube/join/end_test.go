@@ -103,7 +103,7 @@ func TestDecide(t *testing.T) {
 func TestDecideAdmission(t *testing.T) {
 	for _, c := range []struct{ flag, had, want, source string }{
 		{"", "", "", ""}, {"", "Exports", "Exports", "as it is"}, {"exports", "", "Exports", "--admit"},
-		{"exports", "Exports", "Exports", "--admit"}, {"all", "Exports", "", ""}, {"all", "", "", ""},
+		{"exports", "Exports", "Exports", "--admit"}, {"all", "Exports", "", "--admit"}, {"all", "", "", "--admit"},
 	} {
 		s := &Site{options: &Options{Admit: c.flag}, wishes: &Wishes{}, Found: &terms.Cluster{}}
 		e := &End{Site: s, Spec: &peering.Spec{Peer: "milan", Role: "Client", Admit: c.had},

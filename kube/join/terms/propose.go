@@ -283,13 +283,13 @@ func (c *Cluster) common(peer Peer) (families []bool, lines []Line, err error) {
 		case here && there:
 			families = append(families, v6)
 		case here:
-			why = "pods of " + peer.Name + " have none"
+			why = "the pod CIDRs of " + peer.Name + " have none"
 		case slices.Contains(c.families(), v6):
 			why = "Nodes do not tell where pods have it, and the Peering takes pods' addresses from them"
 		case v6 && c.guess != "":
 			why = c.guess
 		case len(peer.Pods) > 0 && there:
-			why = "pods of " + c.Name + " have none"
+			why = "the pod CIDRs of " + c.Name + " have none"
 		}
 		if why != "" {
 			lines = append(lines, Line{name, "is not carried", why})

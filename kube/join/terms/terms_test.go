@@ -577,11 +577,11 @@ func TestFamilies(t *testing.T) {
 		{[]string{cidr6, cidr4}, []string{cidr4, cidr6}, "10.244.0.0/16, fd00:244::/56", "10.61.0.0/16, fd01:0:0:8000::/56",
 			"10.80.0.0/22, fd01::/64", "", ""},
 		{[]string{cidr6, cidr4}, []string{cidr4}, "10.244.0.0/16", "10.61.0.0/16", "10.80.0.0/22",
-			"IPv6 is not carried pods of milan have none", ""},
+			"IPv6 is not carried the pod CIDRs of milan have none", ""},
 		{[]string{cidr6, cidr4}, []string{cidr6}, "fd00:244::/56", "fd01:0:0:8000::/56", "fd01::/64",
-			"IPv4 is not carried pods of milan have none", ""},
+			"IPv4 is not carried the pod CIDRs of milan have none", ""},
 		{[]string{cidr4}, []string{cidr6, cidr4}, "10.244.0.0/16", "10.61.0.0/16", "10.80.0.0/22",
-			"IPv6 is not carried pods of rome have none", ""},
+			"IPv6 is not carried the pod CIDRs of rome have none", ""},
 		{[]string{cidr4}, []string{cidr6}, "", "", "", "", "rome and milan have no family of addresses in common, and nothing " +
 			"translates between IPv4 and IPv6; give the pods of one of them both (rome: 10.244.0.0/16; milan: fd00:244::/56)"},
 	} {
