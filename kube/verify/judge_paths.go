@@ -164,6 +164,10 @@ func (j *judge) sources() {
 		case p.Kind == KindNodePort:
 			j.wrong(p.to.name(),
 				"a pod on node %s sees %s where %s uses a NodePort of %s; it should see %s, which stands for what is no pod", p.toNode, p.Seen, p.from.name(), p.via, p.Want)
+		case p.Kind == KindInside:
+			j.wrong(p.to.name(),
+				"a pod on node %s sees %s as %s, although both are in one cluster; it should see %s: see what the cluster's own network masquerades on node %s",
+				p.toNode, p.from.of(p.fromNode), p.Seen, p.Want, p.fromNode)
 		default:
 			j.wrong(p.to.name(),
 				"a pod on node %s sees %s as %s; it should see %s: do spec.local and spec.remote of both Peerings name the same CIDRs?", p.toNode, p.from.of(p.fromNode), p.Seen, p.Want)

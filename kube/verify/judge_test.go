@@ -220,6 +220,13 @@ func TestFaults(t *testing.T) {
 				}
 			}
 		}, []string{"milan: a pod on node milan-1 does not reach one on node milan-2 of its own cluster (no answer)*"}},
+		{"a CNI that masquerades too much", func(w *world) {
+			w.spoil = func(p *Path) {
+				if p.Kind == KindInside && p.fromNode == "milan-2" {
+					p.Seen = "192.0.2.1"
+				}
+			}
+		}, []string{"milan: a pod on node milan-1 sees milan/milan-2 as 192.0.2.1, although both are in one cluster*masquerades on node milan-2"}},
 		{"NodePort closed", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindNodePort && p.To == "milan" {
