@@ -188,7 +188,7 @@ var importRules = []importRule{
 		"it sees what its user sees of a cluster: no gateway, no node"},
 	{"kube/verify/probe", []string{"golang.org/x/sys/unix"}, "two ends of a connection, wherever they run"},
 	{"kube/verify", []string{"culvert/gateway/config", "culvert/gateway/wgkey", "culvert/kube", "culvert/kube/peering",
-		"k8s.io/apimachinery", "k8s.io/client-go/dynamic"},
+		"culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic"},
 		"it sees what any user of the clusters sees: no gateway, no node"},
 	{"kube/service", []string{"culvert/gateway/seats", "culvert/gateway/node/services", "culvert/kube",
 		"culvert/nat/rules", "k8s.io/apimachinery", "k8s.io/client-go/dynamic",

@@ -29,11 +29,11 @@ func newProbeCommand() *cobra.Command {
 		Use: "serve", Short: "Answer", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			at := fmt.Sprintf(":%d", probe.Port)
-			tcp, err := net.Listen("tcp4", at)
+			tcp, err := net.Listen("tcp", at)
 			if err != nil {
 				return err
 			}
-			udp, err := net.ListenPacket("udp4", at)
+			udp, err := net.ListenPacket("udp", at)
 			if err != nil {
 				tcp.Close()
 				return err

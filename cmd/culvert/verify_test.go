@@ -66,12 +66,16 @@ func TestVerifyFits(t *testing.T) {
 	a := probe.Answer{RTT: 123456 * time.Microsecond, Seen: "10.244.123.123", UDP: &probe.UDP{Sent: 20, Answered: 20},
 		Size: &probe.Size{Largest: 1340},
 		Bulk: &probe.Bulk{Bytes: 10 << 20, Took: 100 * time.Millisecond}}
+	six := a
+	six.Seen = "fdf1:43e:492a:8000:1:2:3:4"
 	table := func(rome, milan [2]string) *verify.Report {
 		return &verify.Report{OK: true, Paths: []verify.Path{
 			{Kind: verify.KindNodePort, From: milan[0], To: rome[1], Answer: a},
 			{Kind: verify.KindService, From: rome[0], To: milan[0], Answer: a},
 			{Kind: verify.KindName, From: rome[0], To: "milan/a-name.of-a-namespace", Answer: a},
 			{Kind: verify.KindPods, From: rome[1], To: milan[1], Answer: a},
+			{Kind: verify.KindNodePort, From: milan[0], To: rome[1], Answer: six, Family: "IPv6"},
+			{Kind: verify.KindPods, From: rome[1], To: milan[1], Answer: six, Family: "IPv6"},
 		}}
 	}
 	plain := [2][2]string{{"rome/rome-1", "rome/rome-2"}, {"milan/milan-1", "milan/milan-2"}}

@@ -8,17 +8,28 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"culvert/kube/mcs"
 	"culvert/kube/verify/probe"
 )
 
-// paths returns the paths to test. The last two are by NodePorts of the second and of the first
-// cluster.
+// paths returns the paths to test, in each family.
 func (r *run) paths() (all []Path) {
+	add := func(kind string, i, from, j, to int) {
+		for _, v6 := range r.families {
+			p := r.path(kind, i, from, j, to, v6)
+			if len(r.families) > 1 {
+				p.Family = familyOf(v6)
+			}
+			all = append(all, p)
+		}
+	}
 	for i := range r.sides {
 		for n := range r.chosen[i] {
-			all = append(all, r.path(KindInside, i, n, i, (n+1)%len(r.chosen[i])))
+			add(KindInside, i, n, i, (n+1)%len(r.chosen[i]))
 		}
 	}
 	hops := ring(len(r.chosen[0]), len(r.chosen[1]))
@@ -30,19 +41,24 @@ func (r *run) paths() (all []Path) {
 		if h.away {
 			from = 1
 		}
-		all = append(all, r.path(KindPods, from, h.from, 1-from, h.to))
+		add(KindPods, from, h.from, 1-from, h.to)
 	}
-	return append(all, r.path(KindNodePort, 1, 0, 0, len(r.chosen[0])-1), r.path(KindNodePort, 0, 0, 1,
-		len(r.chosen[1])-1))
+	add(KindNodePort, 1, 0, 0, len(r.chosen[0])-1)
+	add(KindNodePort, 0, 0, 1, len(r.chosen[1])-1)
+	return all
 }
 
-// path returns the path from a node to another, given the indexes of the clusters and of the nodes.
-func (r *run) path(kind string, i, from, j, to int) Path {
+// path returns the path of a family from a node to another, given the indexes of the clusters and
+// of the nodes.
+func (r *run) path(kind string, i, from, j, to int, v6 bool) Path {
 	a, b := r.sides[i], r.sides[j]
-	p := Path{Kind: kind, from: a, to: b, fromNode: r.chosen[i][from], toNode: r.chosen[j][to], mtu: a.Peering.MTU}
+	p := Path{Kind: kind, from: a, to: b, fromNode: r.chosen[i][from], toNode: r.chosen[j][to], mtu: a.Peering.MTU,
+		v6: v6}
 	p.From, p.To = a.of(p.fromNode), b.of(p.toNode)
-	p.unknown = unknownAs(b, a)
-	p.target = r.servers[j][to].Address
+	p.unknown = unknownAs(b, a, v6)
+	if p.target = r.servers[j][to].Addresses.Of(v6); !p.target.IsValid() {
+		p.Error = fmt.Sprintf("pods on node %s have no address of %s", p.toNode, familyOf(v6))
+	}
 	switch kind {
 	case KindPods:
 		p.target = seenAs(a.Peering, p.target, false)
@@ -60,21 +76,34 @@ func text(a netip.Addr) string {
 	return a.String()
 }
 
-// nodePort creates the Service for a path by a NodePort.
-func (r *run) nodePort(ctx context.Context, i int, p *Path) error {
-	node := r.sides[i].node(p.via)
-	far := seenAs(r.sides[i].Peering, p.target, false)
-	p.target = netip.Addr{}
-	if node == nil || !node.Address.IsValid() || !far.IsValid() {
-		return nil
+// nodePorts creates the Services for the paths by a cluster's NodePorts.
+func (r *run) nodePorts(ctx context.Context, i int, paths []Path) error {
+	for n := range paths {
+		p := &paths[n]
+		if p.Kind != KindNodePort || p.from != r.sides[i] {
+			continue
+		}
+		node := r.sides[i].node(p.via)
+		far := seenAs(r.sides[i].Peering, p.target, false)
+		p.target = netip.Addr{}
+		if node == nil || !node.Addresses.Of(p.v6).IsValid() || !far.IsValid() {
+			continue
+		}
+		made, err := r.clusters[i].Create(ctx, r.namespace, serviceObjects("node-port-"+strings.ToLower(familyOf(p.v6)),
+			"NodePort", far, nil)...)
+		if apierrors.IsInvalid(err) && len(r.families) > 1 {
+			p.Error = noService
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		p.target = node.Addresses.Of(p.v6)
+		if p.port, err = nodePort(made[0]); err != nil {
+			return err
+		}
 	}
-	made, err := r.clusters[i].Create(ctx, r.namespace, serviceObjects("node-port", "NodePort", far.String(), nil)...)
-	if err != nil {
-		return err
-	}
-	p.target = node.Address
-	p.port, err = nodePort(made[0])
-	return err
+	return nil
 }
 
 // askers runs the asking pods on one cluster's nodes, and puts their answers into the paths.
@@ -126,11 +155,11 @@ func (r *run) askers(ctx context.Context, i int, paths []Path) error {
 			p.Answer = a
 			switch p.Kind {
 			case KindPods, KindService: // the gateway serves the Service, and keeps clients' addresses
-				p.Want = text(seenAs(p.to.Peering, pod.Address, false))
+				p.Want = text(seenAs(p.to.Peering, pod.Addresses.Of(p.v6), false))
 			case KindInside:
-				p.Want = text(pod.Address)
+				p.Want = text(pod.Addresses.Of(p.v6))
 			case KindNodePort: // some nodes keep a pod's address
-				if own := text(seenAs(p.to.Peering, pod.Address, false)); a.Seen == own {
+				if own := text(seenAs(p.to.Peering, pod.Addresses.Of(p.v6), false)); a.Seen == own {
 					p.Want = own
 				} else {
 					p.Want = text(p.unknown)

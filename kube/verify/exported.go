@@ -54,7 +54,7 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 	if namespace == "" {
 		return nil, fmt.Sprintf("spec.imports of Peering %s names no namespace", a.Peering.Metadata.Name), nil
 	}
-	if !b.Peering.UnknownSource().V4.IsValid() {
+	if !b.Peering.UnknownSource().V4.IsValid() || r.families[0] {
 		return nil, fmt.Sprintf(
 			"%s's Peering has no spec.local.externalCIDR of IPv4, from which exported Services have their addresses",
 			b.name()), nil
@@ -63,7 +63,7 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 		return nil, fmt.Sprintf("you may not get services in namespace %s", namespace), nil
 	}
 	r.imported[i] = namespace
-	objects := serviceObjects(exportedService, "ClusterIP", r.servers[1-i][0].Address.String(),
+	objects := serviceObjects(exportedService, "ClusterIP", r.servers[1-i][0].Addresses.V4,
 		map[string]any{peering.LabelExport: "true"})
 	if _, err := r.clusters[1-i].Create(ctx, r.namespace, objects...); err != nil {
 		return nil, "", err
@@ -73,7 +73,7 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 		return nil, "", err
 	}
 	for _, host := range []string{"", fmt.Sprintf("%s.%s.svc", r.importedName(), namespace)} {
-		p := r.path(KindService, i, len(r.chosen[i])-1, 1-i, 0)
+		p := r.path(KindService, i, len(r.chosen[i])-1, 1-i, 0, false)
 		if p.target, p.host = at, host; !at.IsValid() {
 			p.Error = notImported
 		}
@@ -204,7 +204,7 @@ func (r *run) names() (all []Path) {
 			note("%d of %d names of multi-cluster Services of %s are tried", maxNames, n, b.name())
 		}
 		for _, x := range of[:min(len(of), maxNames)] {
-			p := r.path(KindName, i, len(r.chosen[i])-1, 1-i, 0)
+			p := r.path(KindName, i, len(r.chosen[i])-1, 1-i, 0, r.families[0])
 			p.host = fmt.Sprintf("%s.%s.svc.%s", x.Name, x.Namespace, mcs.ClusterSet)
 			p.To, p.Want, p.headless = fmt.Sprintf("%s/%s.%s", b.name(), x.Name, x.Namespace), x.Addresses, x.Headless
 			all = append(all, p)

@@ -12,11 +12,14 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
 	"culvert/kube/peering"
 	"culvert/kube/verify/probe"
+	"culvert/nat/rules"
 )
 
 const (
@@ -61,12 +64,40 @@ status: {publicKey: %[5]s, active: {pod: gateway-1, node: %[1]s-1, addresses: [1
 	}
 	for n := 1; n <= 2; n++ {
 		node := fmt.Sprintf("%s-%d", name, n)
-		s.Nodes = append(s.Nodes, Node{node, true, netip.AddrFrom4([4]byte{192, 0, 2, byte(n)})})
+		s.Nodes = append(s.Nodes, Node{node, true, rules.PairOf(address(fmt.Sprint("192.0.2.", n)),
+			address(fmt.Sprint("2001:db8::", n)))})
 		s.Tunnels = append(s.Tunnels, Tunnel{node, fmt.Sprintf("10.244.%d.1", n), fmt.Sprintf("192.0.2.%d", n),
 			[]peering.NodePeering{{Name: peer, Ready: true}}})
 		s.Agents = append(s.Agents, Pod{Name: "culvert-node-" + node, Node: node, Phase: "Running", Ready: true})
 	}
 	return s
+}
+
+// podCIDRs of both clusters, by whether they are IPv6.
+var podCIDRs = map[bool]netip.Prefix{false: netip.MustParsePrefix("10.244.0.0/16"),
+	true: netip.MustParsePrefix("fd00:244::/56")}
+
+// six gives a Peering IPv6, beside IPv4 or alone. Pods of node n have fd00:244:0:n::x.
+func (c *played) six(alone bool) {
+	p := c.Peerings[0]
+	seen := map[string]int{"rome": 61, "milan": 62}[c.name]
+	external := netip.MustParsePrefix("fd70::/112")
+	if alone {
+		p.Remote, p.Pods, p.External = nil, nil, nil
+	}
+	p.Pods, p.External = append(p.Pods, podCIDRs[true]), append(p.External, external)
+	to := func(n, bits int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("fd%d::/%d", n, bits)) }
+	p.Remote = append(p.Remote, rules.RemoteCIDR{Real: podCIDRs[true], Remapped: to(seen, 56)},
+		rules.RemoteCIDR{Real: external, Remapped: to(seen+10, 112), External: true})
+}
+
+// remapped returns the address of a pod under a remap of its cluster, 61 or 62.
+func remapped(a netip.Addr, n byte) netip.Addr {
+	to := fmt.Sprintf("10.%d.0.0/16", n)
+	if a.Is6() {
+		to = fmt.Sprintf("fd%d::/56", n)
+	}
+	return peering.Remapped(a, podCIDRs[a.Is6()], netip.MustParsePrefix(to))
 }
 
 // set replaces a condition of the only Peering.
@@ -99,6 +130,7 @@ type played struct {
 	pods    []Pod
 	stuck   func(p *Pod) // changes pods
 	refuse  error        // of Create
+	onlyV4  bool         // Services
 	created []map[string]any
 	// The fate of Services that the other cluster exports.
 	importError error
@@ -196,6 +228,12 @@ func (c *played) Create(_ context.Context, namespace string, objects ...map[stri
 	if !c.spaces[namespace] {
 		return nil, errors.New("no such namespace")
 	}
+	for _, o := range objects {
+		of, _ := o["spec"].(map[string]any)
+		if o["kind"] == "Service" && c.onlyV4 && of["ipFamilies"].([]any)[0] == "IPv6" {
+			return nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "x", nil)
+		}
+	}
 	c.created = append(c.created, objects...)
 	for _, o := range objects {
 		switch o["kind"] {
@@ -212,19 +250,22 @@ func (c *played) Create(_ context.Context, namespace string, objects ...map[stri
 func (c *played) start(o map[string]any) {
 	spec := o["spec"].(map[string]any)
 	node := spec["nodeName"].(string)
-	n := node[len(node)-1] - '0'
+	own := func(x int) rules.Pair {
+		n := node[len(node)-1:]
+		return rules.PairOf(address(fmt.Sprintf("10.244.%s.%d", n, x)), address(fmt.Sprintf("fd00:244:0:%s::%d", n, x)))
+	}
 	p := Pod{Name: o["metadata"].(map[string]any)["name"].(string), Node: node, Phase: "Running", Ready: true,
-		Address: netip.AddrFrom4([4]byte{10, 244, n, 50})}
+		Addresses: own(50)}
 	args := spec["containers"].([]any)[0].(map[string]any)["args"].([]any)
 	if args[1] == "ask" {
-		p.Phase, p.Ready, p.Address = "Succeeded", false, netip.AddrFrom4([4]byte{10, 244, n, 60})
+		p.Phase, p.Ready, p.Addresses = "Succeeded", false, own(60)
 		var task probe.Task
 		if err := json.Unmarshal([]byte(args[2].(string)), &task); err != nil {
 			c.t.Error(err)
 		}
 		var answers []probe.Answer
 		for _, target := range task.Targets {
-			answers = append(answers, c.answer(node, p.Address, target))
+			answers = append(answers, c.answer(node, p.Addresses, target))
 		}
 		text, err := json.Marshal(answers)
 		if err != nil {
@@ -236,38 +277,36 @@ func (c *played) start(o map[string]any) {
 }
 
 // answer is what an asker finds between two clusters with gateways.
-func (c *played) answer(node string, own netip.Addr, to probe.Target) probe.Answer {
+func (c *played) answer(node string, pair rules.Pair, to probe.Target) probe.Answer {
 	at, err := netip.ParseAddrPort(to.Address)
 	named := err != nil
 	if named {
 		at = netip.MustParseAddrPort("10.96.0.99:9199")
 	}
-	b := at.Addr().As4()
+	six := at.Addr().Is6()
+	own, b := pair.Of(six), at.Addr().AsSlice()
 	far, seen, pods := "milan", byte(61), byte(62)
 	if c.name == "milan" {
 		far, seen, pods = "rome", 62, 61
 	}
-	p := Path{From: c.name + "/" + node, fromNode: node, Answer: probe.Answer{Name: to.Name,
+	p := Path{From: c.name + "/" + node, fromNode: node, v6: six, Answer: probe.Answer{Name: to.Name,
 		RTT: 900 * time.Microsecond}}
 	switch {
 	case to.Zone != "":
 		p.Kind, p.To, p.Seen, p.host = KindName, far, "10.96.0.7", to.Address
 	case at.Port() == 30999:
-		p.Kind, p.To, p.Seen = KindNodePort, far, netip.AddrFrom4([4]byte{10, pods + 10, 0, 0}).String()
+		p.Kind, p.To, p.Seen = KindNodePort, far, map[bool]string{false: fmt.Sprintf("10.%d.0.0", pods+10),
+			true: fmt.Sprintf("fd%d::", pods+10)}[six]
 	case at.Addr().String() == "10.96.0.99":
-		x := own.As4()
-		x[1] = pods
-		p.Kind, p.To, p.Seen = KindService, fmt.Sprintf("%s/%[1]s-1", far), netip.AddrFrom4(x).String()
+		p.Kind, p.To, p.Seen = KindService, fmt.Sprintf("%s/%[1]s-1", far), remapped(own, pods).String()
 		if named {
 			p.host, _, _ = strings.Cut(to.Address, ":")
 		}
-	case b[1] == 244:
+	case podCIDRs[six].Contains(at.Addr()):
 		p.Kind, p.To, p.Seen = KindInside, c.name, own.String()
-	case b[1] == seen:
-		x := own.As4()
-		x[1] = pods
-		p.Kind, p.Seen = KindPods, netip.AddrFrom4(x).String()
-		p.To = fmt.Sprintf("%s/%s-%d", far, far, b[2])
+	case at.Addr() == remapped(at.Addr(), seen):
+		p.Kind, p.Seen = KindPods, remapped(own, pods).String()
+		p.To = fmt.Sprintf("%s/%s-%d", far, far, b[map[bool]int{false: 2, true: 7}[six]])
 	default:
 		p.Error = "no answer"
 	}

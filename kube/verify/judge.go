@@ -69,6 +69,7 @@ type judge struct {
 	paths  []Path          // without those that admission shuts
 	apart  bool            // the clusters are not connected, whatever the nodes do
 	blamed map[string]bool // cluster/node of nodes with a known fault
+	silent map[string]bool // families in which no pod reaches one of the other cluster
 }
 
 func (j *judge) wrong(cluster, format string, args ...any) {

@@ -38,9 +38,9 @@ func (j *judge) inside() {
 		if p.Kind == KindInside && p.Error != "" && !said[p.from.name()] {
 			said[p.from.name()] = true
 			j.wrong(p.from.name(),
-				"a pod on node %s does not reach one on node %s of its own cluster (%s): see what the CNI says, or which "+
+				"a pod on node %s does not reach one on node %s of its own cluster%s (%s): see what the CNI says, or which "+
 					"policy for the whole cluster keeps pods apart; culvert has no part in it", p.fromNode,
-				p.toNode, p.Error)
+				p.toNode, p.by(), p.Error)
 		}
 	}
 }
@@ -76,20 +76,44 @@ func (j *judge) answers(a, b *Side) {
 			}
 		}
 	}
+	said := map[string]bool{}
+	status := a.kubectl("-n %s exec deploy/culvert-%s -- culvert status", peering.GatewayNamespace,
+		a.Peering.Metadata.Name)
 	explained := func(p *Path) bool { return j.blamed[p.From] || j.blamed[p.To] }
 	if none == all && !slices.ContainsFunc(j.paths, func(p Path) bool { return p.Kind == KindPods && explained(&p) }) {
 		j.wrong("",
 			"no pod reaches one of the other cluster, although the gateways reach each other: see what they drop, and why: %s, and the same in %s",
-			a.kubectl("-n %s exec deploy/culvert-%s -- culvert status", peering.GatewayNamespace,
-				a.Peering.Metadata.Name), b.name())
+			status, b.name())
 		j.apart = true
 		return
 	}
+	j.silent = silent(j.paths)
 	for i := range j.paths {
-		if p := &j.paths[i]; p.Kind == KindPods && p.Error != "" && !explained(p) {
+		p := &j.paths[i]
+		if p.Kind != KindPods || p.Error == "" || explained(p) {
+			continue
+		}
+		if !j.silent[p.Family] {
 			j.wrong("", "no answer on the way from %s (%s)", p.name(), p.Error)
+		} else if !said[p.Family] {
+			said[p.Family] = true
+			j.wrong("", "no pod reaches one of the other cluster%s (%s), although the other family passes: does a firewall "+
+				"drop it on the nodes, or a gateway, which says why: %s, and the same in %s", p.by(), p.Error, status,
+				b.name())
 		}
 	}
+}
+
+// silent returns the families, where two are tried, in which no path between pods has an answer.
+func silent(paths []Path) map[string]bool {
+	all := map[string]bool{}
+	for i := range paths {
+		if p := &paths[i]; p.Kind == KindPods && p.Family != "" {
+			before, tried := all[p.Family]
+			all[p.Family] = p.Error != "" && (before || !tried)
+		}
+	}
+	return all
 }
 
 // elsewhere reports whether several nodes of s have no working path, so that none of them alone is
@@ -149,7 +173,11 @@ func (j *judge) closed(s *Side, n peering.Assigned, unsure bool) bool {
 
 // sources judges the source addresses that servers have seen.
 func (j *judge) sources() {
-	masqueraded := map[*Side]map[string]string{} // by node: the address seen instead
+	type sent struct {
+		from *Side
+		v6   bool
+	}
+	masqueraded := map[sent]map[string]string{} // by node: the address seen instead
 	for i := range j.paths {
 		p := &j.paths[i]
 		if p.Error != "" || p.Want == "" || p.Seen == p.Want || p.Kind == KindName {
@@ -157,10 +185,11 @@ func (j *judge) sources() {
 		}
 		switch {
 		case (p.Kind == KindPods || p.Kind == KindService) && p.Seen == p.unknown.String():
-			if masqueraded[p.from] == nil {
-				masqueraded[p.from] = map[string]string{}
+			of := sent{p.from, p.v6}
+			if masqueraded[of] == nil {
+				masqueraded[of] = map[string]string{}
 			}
-			masqueraded[p.from][p.fromNode] = p.Seen
+			masqueraded[of][p.fromNode] = p.Seen
 		case p.Kind == KindNodePort:
 			j.wrong(p.to.name(),
 				"a pod on node %s sees %s where %s uses a NodePort of %s; it should see %s, which stands for what is no pod", p.toNode, p.Seen, p.from.name(), p.via, p.Want)
@@ -173,25 +202,29 @@ func (j *judge) sources() {
 				"a pod on node %s sees %s as %s; it should see %s: do spec.local and spec.remote of both Peerings name the same CIDRs?", p.toNode, p.from.of(p.fromNode), p.Seen, p.Want)
 		}
 	}
-	for _, s := range slices.SortedFunc(maps.Keys(masqueraded), func(x, y *Side) int {
-		return cmp.Compare(x.name(),
-			y.name())
+	for _, of := range slices.SortedFunc(maps.Keys(masqueraded), func(x, y sent) int {
+		return cmp.Or(cmp.Compare(x.from.name(), y.from.name()), cmp.Compare(familyOf(x.v6), familyOf(y.v6)))
 	}) {
-		nodes := slices.Sorted(maps.Keys(masqueraded[s]))
+		s, seen := of.from, masqueraded[of]
+		nodes := slices.Sorted(maps.Keys(seen))
 		why := "the exception from the CNI's masquerade is missing or without effect"
 		for _, n := range nodes {
 			if _, p := s.tunnel(n, s.Peering.Metadata.Name); p != nil && p.Message != "" {
 				why = p.Message
 			}
 		}
+		table := "ip"
+		if of.v6 {
+			table = "ip6"
+		}
 		on := "node "
 		if len(nodes) > 1 {
 			on = "nodes "
 		}
 		j.wrong(s.name(),
-			"packets of pods on %s leave with the node's address: %s sees %s, which stands for what is no pod. %s; see nft list table ip culvert there, "+
+			"packets of pods on %s leave with the node's address: %s sees %s, which stands for what is no pod. %s; see nft list table %s culvert there, "+
 				"and under CNIs in docs/kubernetes.md what yours needs", on+firstOf(nodes), s.Peering.Peer,
-			masqueraded[s][nodes[0]], upper(why))
+			seen[nodes[0]], upper(why), table)
 	}
 }
 
@@ -200,6 +233,11 @@ func upper(text string) string {
 		return text
 	}
 	return string(text[0]-'a'+'A') + text[1:]
+}
+
+// tooBig is ICMP for a packet that is too large, by whether it is that of IPv6.
+var tooBig = map[bool]string{
+	false: `"fragmentation needed" (type 3, code 4)`, true: `of IPv6, "packet too big" (type 2)`,
 }
 
 // sizes judges the largest packets that pass.
@@ -236,8 +274,8 @@ func (j *judge) sizes(a, b *Side) {
 			least, where, mtu, least)
 	case len(mute) > 0:
 		j.wrong("",
-			"a sender of %d bytes is not told that this is too much (%s): something drops ICMP \"fragmentation needed\" (type 3, code 4), and large transfers hang",
-			mute[0].Size.Largest+1, mute[0].name())
+			"a sender of %d bytes is not told that this is too much (%s): something drops ICMP %s, and large transfers hang",
+			mute[0].Size.Largest+1, mute[0].name(), tooBig[mute[0].v6])
 	}
 	if a.Peering.MTU != b.Peering.MTU {
 		j.wrong("", "spec.mtu is %d in %s and %d in %s; make them the same", a.Peering.MTU, a.name(),
@@ -250,8 +288,8 @@ func (j *judge) rest() {
 	for i := range j.paths {
 		p := &j.paths[i]
 		if p.Error != "" {
-			if p.Kind == KindNodePort && !j.apart && !j.blamed[p.From] && !j.blamed[p.To] &&
-				!j.blamed[p.from.of(p.via)] {
+			if p.Kind == KindNodePort && p.Error != noService && !j.silent[p.Family] && !j.apart &&
+				!j.blamed[p.From] && !j.blamed[p.To] && !j.blamed[p.from.of(p.via)] {
 				j.wrong(p.from.name(),
 					"%s: %s, although pods reach each other: see what kube-proxy, or what stands for it, says on node %s", p.name(), p.Error, cmp.Or(p.via, p.fromNode))
 			}

@@ -132,6 +132,43 @@ func TestFaults(t *testing.T) {
 				}
 			}
 		}, []string{"packets of more than 1300 bytes do not pass (rome/rome-2 to milan/milan-2)*"}},
+		{"IPv6 between the clusters", func(w *world) {
+			w.rome.six(false)
+			w.milan.six(false)
+			w.spoil = func(p *Path) {
+				if p.v6 && (p.Kind == KindPods || p.Kind == KindNodePort) {
+					p.Error = "no answer"
+				}
+			}
+		}, []string{"no pod reaches one of the other cluster by IPv6 (no answer), although the other family passes: *culvert status*"}},
+		{"IPv6 between two nodes", func(w *world) {
+			w.rome.six(false)
+			w.milan.six(false)
+			w.spoil = func(p *Path) {
+				if p.v6 && p.Kind == KindPods && p.From == "rome/rome-1" {
+					p.Error = "no answer"
+				}
+			}
+		}, []string{"no answer on the way from rome/rome-1 to milan/milan-1 by IPv6 (no answer)"}},
+		{"missing exception for IPv6", func(w *world) {
+			w.rome.six(false)
+			w.milan.six(false)
+			w.spoil = func(p *Path) {
+				if p.v6 && p.Kind == KindPods && p.fromNode == "rome-2" {
+					p.Seen = "fd72::"
+				}
+			}
+		}, []string{"rome: packets of pods on node rome-2 leave with the node's address: milan sees fd72::, *nft list table ip6 culvert*"}},
+		{"no ICMP of IPv6", func(w *world) {
+			w.rome.six(false)
+			w.milan.six(false)
+			w.spoil = func(p *Path) {
+				if p.v6 && p.Kind == KindPods {
+					p.Size.Told, p.Size.Above = 0, probe.Vanished
+				}
+			}
+		}, []string{"a sender of 1341 bytes is not told that this is too much (rome/rome-1 to milan/milan-1 by IPv6): something " +
+			"drops ICMP of IPv6, \"packet too big\" (type 2), and large transfers hang"}},
 		{"no ICMP", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindPods {

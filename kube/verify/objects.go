@@ -3,6 +3,7 @@ package verify
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -53,19 +54,20 @@ func texts(all []string) (list []any) {
 	return list
 }
 
-// serviceObjects returns a Service of a type, with labels, whose only endpoint is an address.
-func serviceObjects(name, kind, address string, labels map[string]any) []map[string]any {
+// serviceObjects returns a Service of a type, with labels, whose only endpoint is an address, of
+// which it has the family.
+func serviceObjects(name, kind string, address netip.Addr, labels map[string]any) []map[string]any {
 	port := map[string]any{"name": "probe", "protocol": "TCP", "port": int64(probe.Port)}
 	return []map[string]any{
 		{
 			"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name, "labels": labels},
-			"spec": map[string]any{"type": kind, "ports": []any{port}},
+			"spec": map[string]any{"type": kind, "ports": []any{port}, "ipFamilies": []any{familyOf(address.Is6())}},
 		},
 		{
 			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
 			"metadata":    map[string]any{"name": name, "labels": map[string]any{"kubernetes.io/service-name": name}},
-			"addressType": "IPv4", "ports": []any{port},
-			"endpoints": []any{map[string]any{"addresses": []any{address},
+			"addressType": familyOf(address.Is6()), "ports": []any{port},
+			"endpoints": []any{map[string]any{"addresses": []any{address.String()},
 				"conditions": map[string]any{"ready": true}}},
 		},
 	}

@@ -163,8 +163,40 @@ func seenAs(p *peering.Peering, a netip.Addr, external bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// unknownAs returns the address under which a cluster sees its peer's hosts that are not pods;
-// invalid: none.
-func unknownAs(at *Side, from *Side) netip.Addr {
-	return seenAs(at.Peering, from.Peering.UnknownSource().V4, true)
+// unknownAs returns the address of a family under which a cluster sees its peer's hosts that are
+// not pods; invalid: none.
+func unknownAs(at *Side, from *Side, v6 bool) netip.Addr {
+	return seenAs(at.Peering, from.Peering.UnknownSource().Of(v6), true)
+}
+
+// familyOf returns the name of a family.
+func familyOf(v6 bool) string {
+	if v6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// families returns the families, by whether they are IPv6, that both Peerings carry between pods.
+// It is IPv4 if there is none: what is wrong then is found as in any other case.
+func families(a, b *Side) (all []bool) {
+	for _, v6 := range []bool{false, true} {
+		if a.carries(v6) && b.carries(v6) {
+			all = append(all, v6)
+		}
+	}
+	if len(all) == 0 {
+		all = []bool{false}
+	}
+	return all
+}
+
+// carries reports whether the peer's pods have CIDRs of a family in the Peering.
+func (s *Side) carries(v6 bool) bool {
+	for _, r := range s.Peering.Remote {
+		if !r.External && r.Real.IsValid() && r.Real.Addr().Is6() == v6 {
+			return true
+		}
+	}
+	return false
 }

@@ -33,6 +33,8 @@ type Path struct {
 	Kind string `json:"kind"`
 	From string `json:"from"` // cluster/node
 	To   string `json:"to"`
+	// Family is IPv4 or IPv6 where paths of both are tried.
+	Family string `json:"family,omitempty"`
 	probe.Answer
 	Want   string   `json:"wantSeen,omitempty"` // the address under which the far end should see the asker
 	Faults []string `json:"faults,omitempty"`   // in few words
@@ -40,6 +42,7 @@ type Path struct {
 	from, to         *Side
 	fromNode, toNode string
 	via              string // the node with the NodePort
+	v6               bool
 	mtu              int
 	unknown          netip.Addr // address under which the far end sees hosts that are not pods
 	target           netip.Addr // address for the asker; invalid: there is none
@@ -64,7 +67,7 @@ const (
 func (p *Path) judge() {
 	fault := func(format string, args ...any) { p.Faults = append(p.Faults, fmt.Sprintf(format, args...)) }
 	a := &p.Answer
-	if a.Error == probe.NoDNS { // not a fault of culvert
+	if a.Error == probe.NoDNS || a.Error == noService { // not a fault of culvert
 		return
 	}
 	if p.empty() {
@@ -96,6 +99,10 @@ func (p *Path) judge() {
 	}
 }
 
+// noService stands for the answer on a path by a NodePort of a family that the cluster's Services
+// lack.
+const noService = "no Service"
+
 // noAddress stands for the answer about a name that rightly has none.
 const noAddress = "no address"
 
@@ -126,7 +133,7 @@ func (p *Path) Figures() []string {
 	if a.Error != "" {
 		cells[0] = a.Error
 	} else {
-		cells[0], cells[4] = round(a.RTT), a.Seen
+		cells[0], cells[4] = round(a.RTT), cutSeen(a.Seen)
 	}
 	if a.UDP != nil {
 		cells[1] = fmt.Sprintf("%d/%d", a.UDP.Answered, a.UDP.Sent)
@@ -146,6 +153,9 @@ func (p *Path) Figures() []string {
 		from += " NodePort"
 	case KindService:
 		to += p.service()
+	}
+	if p.Family != "" {
+		to += " " + p.Family
 	}
 	return append([]string{state, from, to}, cells...)
 }
@@ -168,7 +178,16 @@ func (r *Report) Rows() (rows [][]string) {
 	return rows
 }
 
+// cutSeen cuts the beginning of an address of IPv6 that has no room beside the widest figures.
+func cutSeen(a string) string {
+	if len(a) > seenWidth && !strings.Contains(a, ".") {
+		return "…" + a[len(a)-seenWidth+1:]
+	}
+	return a
+}
+
 const (
+	seenWidth  = 15 // that of an address of IPv4
 	placeWidth = 20 // room for each of two places beside the widest figures
 	nodeWidth  = 8  // minimum room for node names, however long the cluster's name is
 )
@@ -234,13 +253,22 @@ func round(d time.Duration) string {
 
 // name returns the path as part of a sentence.
 func (p *Path) name() string {
-	if p.Kind == KindNodePort {
-		return fmt.Sprintf("%s by a NodePort to %s", p.From, p.To)
+	name := p.From + " to " + p.To
+	switch p.Kind {
+	case KindNodePort:
+		name = fmt.Sprintf("%s by a NodePort to %s", p.From, p.To)
+	case KindService, KindName:
+		name += p.service()
 	}
-	if p.Kind == KindService || p.Kind == KindName {
-		return p.From + " to " + p.To + p.service()
+	return name + p.by()
+}
+
+// by returns the family as the end of a phrase, where two are tried.
+func (p *Path) by() string {
+	if p.Family == "" {
+		return ""
 	}
-	return p.From + " to " + p.To
+	return " by " + p.Family
 }
 
 // service returns the text that follows the far end on a path to an exported Service.

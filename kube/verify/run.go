@@ -36,6 +36,7 @@ type run struct {
 	servers   [2][]Pod
 	namespace string
 	token     string
+	families  []bool // to try, by whether they are IPv6
 	report    *Report
 	imported  [2]string // namespace in which a cluster has imported the run's Service; "" = none
 }
@@ -120,23 +121,7 @@ func (r *run) read(ctx context.Context) error {
 		return err
 	}
 	r.sides = [2]*Side{{r.o.Contexts[0], all[0], p}, {r.o.Contexts[1], all[1], q}}
-	for _, s := range r.sides {
-		if s.carries(true) && !s.carries(false) {
-			return fmt.Errorf("%s: Peering %s carries IPv6 alone, and paths of IPv4 alone are tried so far; ping a pod under "+
-				"its address in PODS SEEN AS", s.Context, s.Peering.Metadata.Name)
-		}
-	}
 	return nil
-}
-
-// carries reports whether the peer's pods have CIDRs of a family in the Peering.
-func (s *Side) carries(v6 bool) bool {
-	for _, r := range s.Peering.Remote {
-		if !r.External && r.Real.IsValid() && r.Real.Addr().Is6() == v6 {
-			return true
-		}
-	}
-	return false
 }
 
 // sideOf returns the index of a side, or of the same cluster's earlier Side.
@@ -155,10 +140,6 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 		r.report.Clusters = append(r.report.Clusters, Joined{Context: s.Context, Cluster: s.name(),
 			Peering: s.Peering.Metadata.Name,
 			Gateway: s.gatewayNode(), Asked: len(nodes), Nodes: of})
-		if s.carries(true) {
-			r.report.Findings = append(r.report.Findings, Finding{s.name(), false,
-				"paths of IPv6, which the Peering carries too, are not tried so far"})
-		}
 		if len(nodes) == 0 {
 			r.report.Findings = append(r.report.Findings,
 				Finding{s.name(), true,
@@ -186,13 +167,13 @@ func (r *run) ask(ctx context.Context) ([]Path, error) {
 	if err := errors.Join(r.both(func(i int) error { return r.serve(ctx, i) })...); err != nil {
 		return nil, err
 	}
+	r.families = families(r.sides[0], r.sides[1])
 	paths := r.paths()
 	exported, err := r.exports(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(r.both(func(i int) error { return r.nodePort(ctx, i, &paths[len(paths)-1-i]) })...); err !=
-		nil {
+	if err := errors.Join(r.both(func(i int) error { return r.nodePorts(ctx, i, paths) })...); err != nil {
 		return nil, err
 	}
 	paths = append(append(paths, exported...), r.names()...)
@@ -212,7 +193,7 @@ func (r *run) serve(ctx context.Context, i int) error {
 		return err
 	}
 	pods, err := r.await(ctx, i, startTime, len(objects), serverName, func(p *Pod) bool {
-		return p.Phase == "Running" && p.Ready && p.Address.IsValid()
+		return p.Phase == "Running" && p.Ready && p.Addresses.IsValid()
 	})
 	r.servers[i] = pods
 	return err

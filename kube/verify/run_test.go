@@ -18,6 +18,7 @@ import (
 	"culvert/integration/need"
 	"culvert/kube/peering"
 	"culvert/kube/verify/probe"
+	"culvert/nat/rules"
 )
 
 func address(text string) netip.Addr {
@@ -356,26 +357,65 @@ func TestRunUnpaired(t *testing.T) {
 	}
 }
 
-// TestRunFamilies: what is not tried is said, and where nothing can be tried, why.
+// TestRunFamilies: paths are tried in each family that both clusters have, and told apart where
+// there are two.
 func TestRunFamilies(t *testing.T) {
-	w := newWorld(t)
-	six := netip.MustParsePrefix("fd00:244::/56")
-	for _, p := range []*peering.Peering{w.rome.Peerings[0], w.milan.Peerings[0]} {
-		p.Remote, p.Pods = append(p.Remote, p.Remote[0]), append(p.Pods, six)
-		p.Remote[len(p.Remote)-1].Real = six
+	// This is what Run finds between nodes of the first two paths, and by the last NodePort.
+	const four = `ok rome/rome-1 rome/rome-2 900 µs – – – 10.244.1.60
+ok rome/rome-1 milan/milan-1 900 µs 20/20 1340 839 Mb/s 10.62.1.60
+ok rome/rome-1 NodePort milan/milan-2 900 µs – – – 10.72.0.0`
+	const six = `ok rome/rome-1 rome/rome-2 900 µs – – – …00:244:0:1::60
+ok rome/rome-1 milan/milan-1 900 µs 20/20 1340 839 Mb/s fd62:0:0:1::60
+ok rome/rome-1 NodePort milan/milan-2 900 µs – – – fd72::`
+	named := func(lines, family string) (all []string) {
+		for line := range strings.Lines(lines) {
+			all = append(all, strings.TrimSuffix(strings.Replace(line, " 900", " "+family+" 900", 1), "\n"))
+		}
+		return all
 	}
-	r, err := w.run(t.Context(), Options{})
-	need.NoError(t, err)
-	if !r.OK || !slices.ContainsFunc(r.Findings, func(f Finding) bool {
-		return !f.Wrong && f.Text == "paths of IPv6, which the Peering carries too, are not tried so far"
-	}) {
-		t.Errorf("%+v", r.Findings)
-	}
-	w = newWorld(t)
-	w.rome.Peerings[0].Remote[0].Real = six
-	if _, err := w.run(t.Context(), Options{}); err == nil ||
-		!strings.Contains(err.Error(), "Peering milan carries IPv6 alone, and paths of IPv4 alone are tried so far") {
-		t.Error(err)
+	for name, tt := range map[string]struct {
+		seed func(w *world)
+		want []string
+		all  int
+	}{
+		"both": {func(w *world) {
+			w.rome.six(false)
+			w.milan.six(false)
+		}, append(named(four, "IPv4"), named(six, "IPv6")...), 20},
+		"IPv6 alone": {func(w *world) {
+			w.rome.six(true)
+			w.milan.six(true)
+		}, strings.Split(six, "\n"), 10},
+		"one of both": {func(w *world) { w.rome.six(false) }, strings.Split(four, "\n"), 10},
+		"none in common": {func(w *world) { w.rome.six(true) },
+			[]string{"wrong rome/rome-1 milan/milan-1 the Peering has no address for the far end – – – –"}, 10},
+		"no Service of IPv6": {func(w *world) {
+			w.rome.six(false)
+			w.milan.six(false)
+			w.rome.onlyV4 = true
+		}, []string{"– rome/rome-1 NodePort milan/milan-2 IPv6 no Service – – – –",
+			"ok milan/milan-1 NodePort rome/rome-2 IPv6 900 µs – – – fd71::",
+			"ok rome/rome-1 NodePort milan/milan-2 IPv4 900 µs – – – 10.72.0.0"}, 20},
+	} {
+		w := newWorld(t)
+		tt.seed(w)
+		r, err := w.run(t.Context(), Options{})
+		need.NoError(t, err)
+		var lines []string
+		for i := range r.Paths {
+			lines = append(lines, strings.Join(r.Paths[i].Figures(), " "))
+		}
+		for _, want := range tt.want {
+			if !slices.Contains(lines, want) {
+				t.Errorf("%s: no line %q in\n%s", name, want, strings.Join(lines, "\n"))
+			}
+		}
+		// what each Peering has and the other lacks is told by itself
+		wrong := strings.HasPrefix(tt.want[0], "wrong") || name == "one of both"
+		if len(lines) != tt.all || r.OK == wrong {
+			t.Errorf("%s: %d lines, want %d; ok %t: %q", name, len(lines), tt.all, r.OK, wrongs(r))
+		}
+		requireClean(t, w)
 	}
 }
 
@@ -419,7 +459,7 @@ func TestRunLarge(t *testing.T) {
 		w := newWorld(t)
 		for n := 3; n < 16; n++ {
 			name := fmt.Sprintf("rome-%x", n)
-			w.rome.Nodes = append(w.rome.Nodes, Node{name, true, address("192.0.2.9")})
+			w.rome.Nodes = append(w.rome.Nodes, Node{name, true, rules.PairOf(address("192.0.2.9"))})
 			w.rome.Peerings[0].Status.Nodes = append(w.rome.Peerings[0].Status.Nodes, peering.Assigned{Name: name,
 				VNI: uint32(n), Address: fmt.Sprint("10.80.0.", n+1)})
 		}

@@ -13,6 +13,7 @@ import (
 
 	"culvert/kube/objects"
 	"culvert/kube/peering"
+	"culvert/nat/rules"
 )
 
 // A Snapshot is what a cluster says about itself.
@@ -61,9 +62,9 @@ func readImport(u *unstructured.Unstructured) (i Import, err error) {
 
 // A Node is a node of the cluster.
 type Node struct {
-	Name    string
-	Ready   bool
-	Address netip.Addr // its InternalIP; invalid: it has no IPv4 address
+	Name      string
+	Ready     bool
+	Addresses rules.Pair // the first InternalIP of each family
 }
 
 // A Tunnel is what a TunnelNode says.
@@ -85,16 +86,16 @@ type Deployment struct {
 
 // A Pod is the state of a pod.
 type Pod struct {
-	Name    string
-	Node    string
-	Labels  map[string]string
-	Phase   string
-	Ready   bool
-	Ending  bool
-	Image   string
-	Address netip.Addr // IPv4; invalid: none yet
-	Trouble string     // why it does not run; "" = no reason is given
-	Message string     // the termination message of its container
+	Name      string
+	Node      string
+	Labels    map[string]string
+	Phase     string
+	Ready     bool
+	Ending    bool
+	Image     string
+	Addresses rules.Pair
+	Trouble   string // why it does not run; "" = no reason is given
+	Message   string // the termination message of its container
 }
 
 // A Warning is an Event of type Warning.
@@ -128,11 +129,16 @@ func readPeering(u *unstructured.Unstructured) (*peering.Peering, error) {
 func readNode(u *unstructured.Unstructured) (Node, error) {
 	n, fault := objects.ReadNode(objects.Of("Node", u))
 	node := Node{Name: u.GetName(), Ready: n.Conditions.True("Ready")}
-	all := n.AddressesOf("InternalIP")
-	if i := slices.IndexFunc(all, netip.Addr.Is4); i >= 0 {
-		node.Address = all[i]
-	}
+	node.Addresses = firsts(n.AddressesOf("InternalIP"))
 	return node, errorOf(fault)
+}
+
+// firsts returns the first address of each family.
+func firsts(all []netip.Addr) (p rules.Pair) {
+	for _, a := range slices.Backward(all) {
+		p.Set(a)
+	}
+	return p
 }
 
 func readTunnel(u *unstructured.Unstructured) (Tunnel, error) {
@@ -177,10 +183,7 @@ func readPod(u *unstructured.Unstructured) (p Pod, err error) {
 			p.Trouble = objects.Sentence(c.Reason, c.Message)
 		}
 	}
-	all := x.Addresses()
-	if i := slices.IndexFunc(all, netip.Addr.Is4); i >= 0 {
-		p.Address = all[i]
-	}
+	p.Addresses = firsts(x.Addresses())
 	if x.Status.Reason != "" {
 		p.Trouble = objects.Sentence(x.Status.Reason, x.Status.Message)
 	}

@@ -97,7 +97,7 @@ type connection struct {
 // dial connects and reads the greeting.
 func (t *Task) dial(ctx context.Context, address string) (*connection, error) {
 	began := time.Now()
-	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp4", address)
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func (t *Task) datagrams(ctx context.Context, address string) *UDP {
 
 // burst returns how many of a burst of datagrams are answered.
 func (t *Task) burst(ctx context.Context, address string) int {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "udp4", address)
+	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", address)
 	if err != nil {
 		return 0
 	}

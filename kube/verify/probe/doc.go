@@ -78,7 +78,7 @@ type Size struct {
 // Above is what happened to a packet that is too large.
 type Above string
 
-// ICMP informed the sender (RFC 1191, Section 4), nothing came back, or it passed.
+// ICMP informed the sender (Section 4 of RFC 1191 and RFC 8201), nothing came back, or it passed.
 const (
 	Refused  Above = "refused"
 	Vanished Above = "vanished"

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/dns/dnsmessage"
 
 	"culvert/integration/need"
@@ -21,9 +22,9 @@ import (
 const token = "0123456789abcdef"
 
 // serve starts a server on loopback until the test ends.
-func serve(t *testing.T) (address string) {
+func serve(t *testing.T, host string) (address string) {
 	t.Helper()
-	tcp, udp := listen(t)
+	tcp, udp := listen(t, host)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- Serve(ctx, tcp, udp, token, "server-1") }()
@@ -38,12 +39,13 @@ func serve(t *testing.T) (address string) {
 
 // listen returns listeners at a port that is free for both protocols. The kernel chooses one that
 // is free for TCP, which a UDP socket may have.
-func listen(t *testing.T) (tcp net.Listener, udp net.PacketConn) {
+func listen(t *testing.T, host string) (tcp net.Listener, udp net.PacketConn) {
 	t.Helper()
+	loopback(t)
 	for {
-		tcp, err := net.Listen("tcp4", "127.0.0.1:0")
+		tcp, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 		need.NoError(t, err)
-		udp, err := net.ListenPacket("udp4", tcp.Addr().String())
+		udp, err := net.ListenPacket("udp", tcp.Addr().String())
 		if err == nil {
 			return tcp, udp
 		}
@@ -54,14 +56,20 @@ func listen(t *testing.T) (tcp net.Listener, udp net.PacketConn) {
 	}
 }
 
-// TestAsk: what an asker finds if everything works.
+// TestAsk: what an asker finds if everything works, in either family.
 func TestAsk(t *testing.T) {
-	address := serve(t)
+	for _, host := range hosts {
+		t.Run(host, func(t *testing.T) { testAsk(t, host) })
+	}
+}
+
+func testAsk(t *testing.T, host string) {
+	address := serve(t, host)
 	task := &Task{Token: token, Patience: 5, Targets: []Target{{"a", address, 1340, 3 << 20, ""},
 		{Name: "b", Address: address}}}
 	all := Ask(t.Context(), task)
 	a := all[0]
-	if a.Name != "a" || a.Error != "" || a.Seen != "127.0.0.1" || a.Server != "server-1" || a.RTT <= 0 {
+	if a.Name != "a" || a.Error != "" || a.Seen != host || a.Server != "server-1" || a.RTT <= 0 {
 		t.Errorf("first answer: %+v", a)
 	}
 	if a.UDP == nil || *a.UDP != (UDP{datagrams, datagrams}) {
@@ -80,6 +88,7 @@ func TestAsk(t *testing.T) {
 
 // TestAskNobody: a server or a name that does not exist is reported in few words.
 func TestAskNobody(t *testing.T) {
+	loopback(t)
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	need.NoError(t, err)
 	address := l.Addr().String()
@@ -110,6 +119,7 @@ func TestAskNames(t *testing.T) {
 		"forwarded": {true, false, dnsmessage.RCodeServerFailure, nil, "", NoZone},
 		"no DNS":    {false, false, dnsmessage.RCodeRefused, nil, "", NoDNS},
 	} {
+		loopback(t)
 		conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
 		need.NoError(t, err)
 		go answerDNS(conn, func(q dnsmessage.Question, b *dnsmessage.Builder) dnsmessage.RCode {
@@ -181,7 +191,7 @@ func answerDNS(conn net.PacketConn, answer func(dnsmessage.Question, *dnsmessage
 
 // TestServeWithoutToken: requests without the token are not answered, and neither are answers.
 func TestServeWithoutToken(t *testing.T) {
-	address := serve(t)
+	address := serve(t, "127.0.0.1")
 	conn, err := net.Dial("tcp4", address)
 	need.NoError(t, err)
 	defer conn.Close()
@@ -255,6 +265,38 @@ func TestFind(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { need.TestsInNamespace(m) }
+
+// TestSizer: a packet that does not fit into the asker's interface is refused in either family, not
+// fragmented, and the largest that fits passes.
+func TestSizer(t *testing.T) {
+	need.Namespace(t)
+	const most = 1400
+	lo := loopback(t)
+	need.NoError(t, netlink.LinkSetMTU(lo, most))
+	t.Cleanup(func() { netlink.LinkSetMTU(lo, lo.Attrs().MTU) })
+	for _, host := range hosts {
+		s := (&Task{Token: token}).size(t.Context(), serve(t, host), most)
+		if *s != (Size{Own: most, Largest: most, Told: most, Above: Refused}) {
+			t.Errorf("%s: %+v, want %d, and what is larger refused", host, *s, most)
+		}
+	}
+}
+
+// loopback returns the interface lo, which is down in a new namespace.
+func loopback(t *testing.T) netlink.Link {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	need.NoError(t, err)
+	if lo.Attrs().Flags&net.FlagUp == 0 {
+		need.NoError(t, netlink.LinkSetUp(lo))
+	}
+	return lo
+}
+
+// hosts are this machine in either family.
+var hosts = []string{"127.0.0.1", "::1"}
 
 // FuzzGreeting: whatever a server says first, there is a verdict.
 func FuzzGreeting(f *testing.F) {

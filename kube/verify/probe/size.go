@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	headers   = 20 + 8 // IPv4 without options, and UDP
-	minSize   = 68     // that every link carries (RFC 791, Section 3.2)
+	minSize   = 68 // that every link carries (RFC 791, Section 3.2)
 	sizeTries = 3
 	sizeWait  = 300 * time.Millisecond // for an answer, or ICMP
 )
@@ -22,19 +21,23 @@ const (
 // size finds the largest packet that passes unfragmented, which should have mtu bytes, and what
 // happens to a larger one.
 func (t *Task) size(ctx context.Context, address string, mtu int) *Size {
-	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+	of := ipv4
+	dialer := net.Dialer{Control: func(network, _ string, c syscall.RawConn) (err error) {
+		if network == "udp6" {
+			of = ipv6
+		}
 		control := c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+			err = unix.SetsockoptInt(int(fd), of.level, of.discover, of.do)
 		})
 		return errors.Join(control, err)
 	}}
-	conn, err := dialer.DialContext(ctx, "udp4", address)
+	conn, err := dialer.DialContext(ctx, "udp", address)
 	if err != nil {
 		return &Size{}
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	p := &sizer{t, conn.(*net.UDPConn)}
+	p := &sizer{t, conn.(*net.UDPConn), of}
 	s := &Size{Own: p.own()}
 	find(p, s, mtu)
 	return s
@@ -46,9 +49,21 @@ type prober interface {
 	told() int
 }
 
+// A family is how the kernel is told to fragment nothing, and asked for the path's MTU.
+type family struct {
+	headers                  int // without options, and UDP's
+	level, discover, do, mtu int
+}
+
+var (
+	ipv4 = family{20 + 8, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, unix.IP_MTU}
+	ipv6 = family{40 + 8, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, unix.IPV6_MTU}
+)
+
 type sizer struct {
 	*Task
 	conn *net.UDPConn
+	family
 }
 
 // find needs only a few packets if all is well; otherwise it bisects.
@@ -118,7 +133,7 @@ func (p *sizer) told() (mtu int) {
 		return 0
 	}
 	c.Control(func(fd uintptr) {
-		if mtu, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU); err != nil {
+		if mtu, err = unix.GetsockoptInt(int(fd), p.level, p.mtu); err != nil {
 			mtu = 0
 		}
 	})
@@ -130,7 +145,7 @@ func (p *sizer) try(size int) Above {
 	b := make([]byte, 1<<16)
 	for range sizeTries {
 		number := rand.Uint32()
-		if _, err := p.conn.Write(p.datagram(number, size-headers)); errors.Is(err, unix.EMSGSIZE) {
+		if _, err := p.conn.Write(p.datagram(number, size-p.headers)); errors.Is(err, unix.EMSGSIZE) {
 			return Refused
 		}
 		p.conn.SetReadDeadline(time.Now().Add(sizeWait))
@@ -142,7 +157,7 @@ func (p *sizer) try(size int) Above {
 			if err != nil {
 				break
 			}
-			if isDatagram(b[:n], p.Token, '!') && n == max(size-headers, minDatagram) &&
+			if isDatagram(b[:n], p.Token, '!') && n == max(size-p.headers, minDatagram) &&
 				binary.BigEndian.Uint32(b[tokenBytes+1:]) == number {
 				return Passed
 			}
