@@ -25,11 +25,11 @@ type Keys struct {
 // ReadKeys returns the gateway's keys from its Secret. Without a private key there, it makes one.
 func ReadKeys(ctx context.Context, client dynamic.Interface, namespace, name string) (k Keys, err error) {
 	secrets := client.Resource(objects.Secrets).Namespace(namespace)
+	of := fmt.Sprintf("Secret %s/%s", namespace, name)
 	for {
 		u, err := secrets.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			return Keys{}, fmt.Errorf("Secret %s/%s: %w; culvert kube template --peering prints it", namespace, name,
-				err)
+			return Keys{}, fmt.Errorf("%s: %w; culvert kube template --peering prints it", of, err)
 		}
 		if k.Preshared, err = keyIn(u, presharedField); err != nil {
 			return Keys{}, fmt.Errorf("%w; write what wg genpsk prints, or remove it", err)
@@ -42,7 +42,7 @@ func ReadKeys(ctx context.Context, client dynamic.Interface, namespace, name str
 			k.Private = wgkey.NewPrivate()
 			text := base64.StdEncoding.EncodeToString([]byte(k.Private.Base64()))
 			if err := unstructured.SetNestedField(u.Object, text, "data", privateField); err != nil {
-				return Keys{}, fmt.Errorf("Secret %s/%s: %w", namespace, name, err)
+				return Keys{}, fmt.Errorf("%s: %w", of, err)
 			}
 		}
 		public := k.Private.Public().Base64()
@@ -55,7 +55,7 @@ func ReadKeys(ctx context.Context, client dynamic.Interface, namespace, name str
 		case err == nil || !made: // nobody may change a Secret that has its key
 			return k, nil
 		default:
-			return Keys{}, fmt.Errorf("Secret %s/%s: %w", namespace, name, err)
+			return Keys{}, fmt.Errorf("%s: %w", of, err)
 		}
 	}
 }
