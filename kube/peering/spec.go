@@ -414,8 +414,8 @@ func (p *Peering) remap(field string, r *SpecRemap, external bool) {
 	p.Remote = append(p.Remote, rules.RemoteCIDR{Real: real, Remapped: seen, External: external})
 }
 
-// minMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
-const minMTU6 = 1280
+// MinMTU6 is what every link of IPv6 carries (RFC 8200, Section 5).
+const MinMTU6 = 1280
 
 // families reports a CIDR of a family that the tunnels to nodes lack, or do not carry.
 func (p *Peering) families() {
@@ -446,9 +446,9 @@ func (p *Peering) families() {
 	for i, r := range p.Remote {
 		check(p.remoteField(i), r.Remapped)
 	}
-	if six != "" && p.MTU < minMTU6 {
+	if six != "" && p.MTU < MinMTU6 {
 		p.add("spec.mtu", "%d, and %s is IPv6, which needs %d; write that or more, or leave IPv6 out", p.MTU, six,
-			minMTU6)
+			MinMTU6)
 	}
 }
 

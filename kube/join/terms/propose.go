@@ -267,9 +267,15 @@ func (c *Cluster) carries(peer string) []bool {
 	old := c.old(peer)
 	had := prefixes(old.Local.PodCIDRs...)
 	return slices.DeleteFunc(c.families(), func(v6 bool) bool {
-		return c.Has(peer) && old.PodsFrom != "Pods" && c.lacks[bit(v6)] &&
+		return v6 && c.narrow(peer) || c.Has(peer) && old.PodsFrom != "Pods" && c.lacks[bit(v6)] &&
 			!(c.tells[bit(v6)] && hasFamily(had, v6))
 	})
+}
+
+// narrow reports whether the MTU of the Peering with a peer is too small for IPv6.
+func (c *Cluster) narrow(peer string) bool {
+	mtu := c.old(peer).MTU
+	return mtu != 0 && mtu < peering.MinMTU6
 }
 
 // common returns the families that the Peering with a peer is to have, and tells of one that it
@@ -284,6 +290,9 @@ func (c *Cluster) common(peer Peer) (families []bool, lines []Line, err error) {
 			families = append(families, v6)
 		case here:
 			why = "the pod CIDRs of " + peer.Name + " have none"
+		case v6 && c.narrow(peer.Name) && slices.Contains(c.families(), v6):
+			why = fmt.Sprintf("spec.mtu of Peering %s is %d, and IPv6 needs %d", peer.Name, c.old(peer.Name).MTU,
+				peering.MinMTU6)
 		case slices.Contains(c.families(), v6):
 			why = "Nodes do not tell where pods have it, and the Peering takes pods' addresses from them"
 		case v6 && c.guess != "":

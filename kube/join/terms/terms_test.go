@@ -678,3 +678,18 @@ func TestFamiliesStay(t *testing.T) {
 		}
 	}
 }
+
+// TestFamiliesNarrow: a Peering whose MTU is too small for IPv6 stays with IPv4, and the user
+// learns why.
+func TestFamiliesNarrow(t *testing.T) {
+	narrow := strings.Replace(peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/16"),
+		"role: Server", "role: Server, mtu: 1200", 1)
+	rome, milan := stack(t, "rome", []string{cidr4, cidr6}, narrow), stack(t, "milan", []string{cidr4, cidr6})
+	specs, lines, err := Pair(milan, rome, "192.0.2.1:51840")
+	need.NoError(t, err)
+	good(t, rome, specs[1])
+	want := Line{"IPv6", "is not carried", "spec.mtu of Peering milan is 1200, and IPv6 needs 1280"}
+	if specs[1].InternalCIDRs != nil || specs[0].InternalCIDRs != nil || !slices.Contains(lines[1], want) {
+		t.Errorf("%+v, %+v: %q", specs[0], specs[1], lines[1])
+	}
+}
