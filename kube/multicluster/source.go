@@ -212,8 +212,9 @@ func (s *Source) round(ctx context.Context) {
 //
 // +checklocks:s.mu
 func (s *Source) due(now time.Time) []task {
+	budgets := s.budgets
 	all := s.state.take(func(t task) bool {
-		b := s.budgets[t.cause]
+		b := budgets[t.cause]
 		return !now.Before(s.later[t.name]) && (b == nil || b.TokensAt(now) >= 0)
 	})
 	for _, t := range all {
