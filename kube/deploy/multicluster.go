@@ -120,10 +120,17 @@ func (c *Cluster) Corefile(ctx context.Context) string {
 // leaveServices removes the kinds ServiceExport and ServiceImport if Install has made them and
 // nobody uses them. why says why they stay.
 func (c *Cluster) leaveServices(ctx context.Context, say func(string)) (why string, err error) {
-	all := slices.DeleteFunc(serviceCRDs(), func(u *unstructured.Unstructured) bool {
+	var all []*unstructured.Unstructured
+	for _, u := range serviceCRDs() {
 		stored, err := c.of(u).Get(ctx, u.GetName(), metav1.GetOptions{})
-		return err != nil || !applied(stored)
-	})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return "", fmt.Errorf("get %s: %w", nameOf(u), err)
+		case applied(stored):
+			all = append(all, u)
+		}
+	}
 	if len(all) == 0 {
 		return "", nil
 	}
