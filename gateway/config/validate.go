@@ -48,6 +48,16 @@ func (c *Config) Validate() error {
 	return e.Err()
 }
 
+// PresharedFault returns why the pre-shared key cannot be one; "" = it can, or there is none.
+func (w *WireGuard) PresharedFault() string {
+	switch w.PresharedKey {
+	case wgkey.Key{}:
+	case w.PrivateKey, w.PrivateKey.Public(), w.PeerPublicKey:
+		return "this is the private or the public key of a gateway"
+	}
+	return ""
+}
+
 func (c *Config) validate(e *configfile.Errors) {
 	if c.Cluster != "" {
 		e.Name("cluster", c.Cluster, configfile.MaxLabel)
@@ -64,10 +74,8 @@ func (c *Config) validate(e *configfile.Errors) {
 		case private.Public():
 			e.Add("wireguard.peerPublicKey", "this is this gateway's own public key; give the peer's")
 		}
-		switch c.WireGuard.PresharedKey {
-		case wgkey.Key{}:
-		case private, private.Public(), c.WireGuard.PeerPublicKey:
-			e.Add("wireguard.presharedKeyFile", "this is the private or the public key of a gateway; %s", genpsk)
+		if fault := c.WireGuard.PresharedFault(); fault != "" {
+			e.Add("wireguard.presharedKeyFile", "%s; %s", fault, genpsk)
 		}
 	}
 	if k := c.WireGuard.Keepalive; k < 0 || k > maxKeepalive {

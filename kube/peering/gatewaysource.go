@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
@@ -251,11 +252,10 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 	if whole {
 		plan, u = s.state.Plan(), s.u
 	}
-	if s.preshared != nil {
-		base := *s.base
-		base.WireGuard.PresharedKey, s.base = *s.preshared, &base
-	}
 	badSecret := s.badSecret
+	if s.preshared != nil && plan != nil {
+		badSecret = cmp.Or(badSecret, s.share(*s.preshared, plan.Peering))
+	}
 	s.mu.Unlock()
 	if !whole {
 		return nil
@@ -290,6 +290,23 @@ func (s *GatewaySource) round(followPods func(), g Running) error {
 	standbys, alone := g.Standbys()
 	plan.Status.Conditions = s.standby(plan, s.undisputed(plan.Status.Conditions), standbys, alone)
 	s.writeLater(u, plan)
+	return nil
+}
+
+// share makes a key the pre-shared one, unless it is another key of a gateway, with which all else
+// would be refused, too.
+func (s *GatewaySource) share(key wgkey.Key, p *Peering) error {
+	base := *s.base
+	base.WireGuard.PresharedKey = key
+	with := base.WireGuard
+	if p != nil {
+		with.PeerPublicKey = p.PublicKey
+	}
+	if fault := with.PresharedFault(); fault != "" {
+		at := s.self.Namespace + "/" + SecretName(s.self.Name)
+		return fmt.Errorf("%s: %s", fieldAt(at, presharedField), fault)
+	}
+	s.base = &base
 	return nil
 }
 

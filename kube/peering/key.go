@@ -68,7 +68,7 @@ const (
 
 // keyIn reads a key in a Secret; a missing or empty one is zero.
 func keyIn(u *unstructured.Unstructured, field string) (wgkey.Key, error) {
-	at := fmt.Sprintf("Secret %s: data.%s", kube.KeyOf(u), field)
+	at := fieldAt(kube.KeyOf(u), field)
 	text, _, err := unstructured.NestedString(u.Object, "data", field)
 	if err != nil || text == "" {
 		if err != nil {
@@ -86,6 +86,9 @@ func keyIn(u *unstructured.Unstructured, field string) (wgkey.Key, error) {
 	}
 	return k, nil
 }
+
+// fieldAt names a field of a Secret.
+func fieldAt(key, field string) string { return fmt.Sprintf("Secret %s: data.%s", key, field) }
 
 // secret follows the gateway's Secret, where an administrator may change the pre-shared key. The
 // keys of one that is deleted stay in use.
