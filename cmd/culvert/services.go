@@ -39,7 +39,7 @@ func newServicesCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		var all []viewed
+		all := []viewed{}
 		var errs []error
 		for _, name := range j.contexts {
 			client, err := (&operator{j.kubeconfig, name}).client()

@@ -403,7 +403,7 @@ func describe(all []offer, conflicts []conflict) (reason, message string) {
 		if len(of[r]) > 1 {
 			differ = "differ"
 		}
-		texts = append(texts, fmt.Sprintf("%s, which has the oldest export; %s %s (%d of %d clusters)", what[r],
+		texts = append(texts, fmt.Sprintf("%s, and its export is the oldest; %s %s (%d of %d clusters)", what[r],
 			strings.Join(slices.Sorted(maps.Keys(of[r])), " and "), differ, len(of[r]), len(all)))
 	}
 	return strings.Join(reasons, ","), strings.Join(texts, ". ")

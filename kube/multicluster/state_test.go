@@ -306,7 +306,7 @@ func TestMerge(t *testing.T) {
 		"10.244.3.3",
 	)
 	w.hear("milan", fmt.Sprintf(web, 9, "{ip: 10.244.1.5}"))
-	if got := w.condition("web", "Conflict"); got != "True PortConflict rome has port http 80/TCP, dns 53/UDP, which has the oldest export; milan differs (1 of 2 clusters)" {
+	if got := w.condition("web", "Conflict"); got != "True PortConflict rome has port http 80/TCP, dns 53/UDP, and its export is the oldest; milan differs (1 of 2 clusters)" {
 		t.Errorf("Conflict is %q", got)
 	}
 	want := []string{"milan 10.61.1.5:8080 10-244-1-5", "rome 10.244.3.3:8080 10-244-3-3"}
@@ -403,7 +403,7 @@ func TestView(t *testing.T) {
 		"shop/typo ClusterSetIP 1 [] [{rome 0 0}] no peer hears of it: name one with which its namespace is shared in its " +
 			"annotation culvert.io/export-to",
 		"shop/web ClusterSetIP 1 [milan] [{milan 0 0} {rome 0 0} {turin 0 0}] PortConflict: turin has port http 81/TCP, " +
-			"which has the oldest export; milan and rome differ (2 of 3 clusters)",
+			"and its export is the oldest; milan and rome differ (2 of 3 clusters)",
 	}
 	if !slices.Equal(lines, want) {
 		t.Errorf("%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))

@@ -308,7 +308,7 @@ func (t *tunnelNode) uses(a netip.Addr) bool { return t != nil && (t.local == a 
 // takes the next term, and an active one that sees another gateway with a higher term is ousted.
 func (g *Gateway) active() (a *Active, ousted bool) {
 	a = &Active{Pod: g.self.Pod, Node: g.self.Node, Term: 1, Addresses: []string{}}
-	for _, four := range []bool{true, false} { // of two that a node can reach it uses the first
+	for _, four := range []bool{true, false} { // a node uses the first one that it can reach
 		for _, addr := range g.self.Addresses {
 			if addr.Is4() == four {
 				a.Addresses = append(a.Addresses, addr.String())

@@ -320,7 +320,7 @@ func (p *Peering) namespaces(field string, all []string) {
 	}
 }
 
-// IsNamespace reports whether a namespace can have a name.
+// IsNamespace reports whether a name can be that of a namespace.
 func IsNamespace(name string) bool { return dnsLabel.MatchString(name) && len(name) <= maxLabel }
 
 func (p *Peering) checkEndpoint() {
