@@ -7,14 +7,12 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"culvert/gateway/exports"
 	"culvert/kube/mcs"
-	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -345,70 +343,6 @@ func (s *State) shared(namespace string) bool {
 	return false
 }
 
-// conditions returns those of a ServiceExport.
-func (s *State) conditions(name types.NamespacedName, all []offer, conflicts []conflict,
-	now time.Time) []objects.Condition {
-	e, of := s.exports[name], s.services[name]
-	valid := objects.Condition{Type: "Valid", Status: "True", Reason: "Valid"}
-	ready := objects.Condition{Type: "Ready", Status: "False", Reason: "Pending"}
-	conflicting := objects.Condition{Type: "Conflict", Status: "False", Reason: "NoConflicts"}
-	switch {
-	case of == nil:
-		valid.Status, valid.Reason, valid.Message = "False", "NoService", "there is no Service "+name.String()
-		ready.Message = valid.Message
-	case of.Invalid != "":
-		valid.Status, valid.Reason, valid.Message = "False", "InvalidServiceType", of.Invalid
-		ready.Message = valid.Message
-	case s.cluster == "":
-		ready.Message = "this cluster has no Peering"
-	case !s.shared(name.Namespace):
-		ready.Message = fmt.Sprintf("spec.services.export of no Peering has the namespace %s: culvert join "+
-			"with --services sets it", name.Namespace)
-	default:
-		ready.Status, ready.Reason = "True", "Exported"
-		if len(conflicts) > 0 {
-			conflicting.Status = "True"
-			conflicting.Reason, conflicting.Message = describe(all, conflicts)
-		}
-	}
-	next := slices.Clone(e.Conditions) // others' stay
-	for _, c := range []objects.Condition{valid, ready, conflicting} {
-		c.Observed, c.Since = e.Generation, now.UTC().Format(time.RFC3339)
-		i := slices.IndexFunc(next, func(o objects.Condition) bool { return o.Type == c.Type })
-		if i < 0 {
-			next = append(next, c)
-			continue
-		}
-		if next[i].Status == c.Status {
-			c.Since = next[i].Since
-		}
-		next[i] = c
-	}
-	return next
-}
-
-// describe returns the reason and the message of a condition about conflicts.
-func describe(all []offer, conflicts []conflict) (reason, message string) {
-	of, what, reasons := map[string]map[string]bool{}, map[string]string{}, []string{}
-	for _, c := range conflicts {
-		if of[c.reason] == nil {
-			of[c.reason], what[c.reason] = map[string]bool{}, c.what
-			reasons = append(reasons, c.reason)
-		}
-		of[c.reason][c.of] = true
-	}
-	var texts []string
-	for _, r := range reasons {
-		differ := "differs"
-		if len(of[r]) > 1 {
-			differ = "differ"
-		}
-		texts = append(texts, fmt.Sprintf("%s, and its export is the oldest; %s %s (%d of %d clusters)", what[r],
-			strings.Join(slices.Sorted(maps.Keys(of[r])), " and "), differ, len(of[r]), len(all)))
-	}
-	return strings.Join(reasons, ","), strings.Join(texts, ". ")
-}
-
 // Faults returns what is wrong with what peers export, by Peering.
 func (s *State) Faults() map[string][]string { return s.faults }
 
@@ -417,127 +351,4 @@ func (s *State) touchExported(name types.NamespacedName) {
 	if s.exports[name] != nil {
 		s.touch(name)
 	}
-}
-
-// putExport takes a ServiceExport. A version that this program has written itself changes nothing.
-func (s *State) putExport(name types.NamespacedName, e *mcs.Export) {
-	if was := s.exports[name]; was != nil && was.Object.GetResourceVersion() == e.Object.GetResourceVersion() {
-		return
-	}
-	s.exports[name] = e
-	s.touch(name)
-}
-
-// putImport takes a ServiceImport, as putExport does; nil: it has gone.
-func (s *State) putImport(name types.NamespacedName, u *unstructured.Unstructured) {
-	switch was := s.imports[name]; {
-	case was == nil && u == nil, was != nil && u != nil && was.GetResourceVersion() == u.GetResourceVersion():
-		return
-	case u == nil:
-		delete(s.imports, name)
-	default:
-		s.imports[name] = u
-	}
-	s.touch(name)
-}
-
-// putDerived takes a Service with LabelManaged; nil: it has gone. Its label has the name that it
-// belongs to.
-func (s *State) putDerived(name types.NamespacedName, u *unstructured.Unstructured) {
-	if was := s.derived[name]; was != nil && u != nil && was.GetResourceVersion() == u.GetResourceVersion() {
-		return
-	}
-	for _, x := range []*unstructured.Unstructured{s.derived[name], u} {
-		if x != nil {
-			s.touch(types.NamespacedName{Namespace: name.Namespace, Name: x.GetLabels()[mcs.LabelManaged]})
-		}
-	}
-	if s.derived[name] = u; u == nil {
-		delete(s.derived, name)
-	}
-}
-
-// putSlice takes an EndpointSlice of a Service; nil: it has gone.
-func (s *State) putSlice(name types.NamespacedName, x *mcs.Slice) {
-	if was := s.slices.all[name]; was != nil {
-		s.slices.drop(name, was.Of)
-		s.touchExported(was.Of)
-	}
-	if x != nil {
-		s.slices.put(name, x.Of, x)
-		s.touchExported(x.Of)
-	}
-}
-
-// putOurs takes an EndpointSlice with LabelManaged that belongs to a name.
-func (s *State) putOurs(name, of types.NamespacedName, x *ourSlice) {
-	if was := s.ours.all[name]; was != nil && was.meta.version == x.meta.version {
-		return
-	}
-	s.dropOurs(name)
-	s.setOurs(name, of, x)
-	s.touch(of)
-}
-
-func (s *State) setOurs(name, of types.NamespacedName, x *ourSlice) {
-	x.of = of
-	s.ours.put(name, of, x)
-}
-
-// dropOurs forgets one.
-func (s *State) dropOurs(name types.NamespacedName) {
-	if was := s.ours.all[name]; was != nil {
-		s.ours.drop(name, was.of)
-		s.touch(was.of)
-	}
-}
-
-// there returns the object that a write is about, as the State has it; nil: it is not there.
-func (s *State) there(w *Write) any {
-	name := types.NamespacedName{Namespace: w.Object.GetNamespace(), Name: w.Object.GetName()}
-	switch w.Resource {
-	case objects.ServiceExports:
-		return s.exports[name]
-	case objects.ServiceImports:
-		return s.imports[name]
-	case objects.Services:
-		return s.derived[name]
-	}
-	return s.ours.all[name]
-}
-
-// keep takes the answer to a write, unless a watch has delivered another version meanwhile: it does
-// so only once. keep returns the set that has the object now; "" if none has.
-func (s *State) keep(w *Write, u *unstructured.Unstructured) (set string) {
-	if s.there(w) != w.was {
-		return ""
-	}
-	name := types.NamespacedName{Namespace: w.Object.GetNamespace(), Name: w.Object.GetName()}
-	gone := w.Verb == "delete"
-	switch w.Resource {
-	case objects.ServiceExports:
-		set, s.exports[name] = setExports, mcs.ReadExport(u)
-	case objects.ServiceImports:
-		if set, s.imports[name] = setImports, u; gone {
-			delete(s.imports, name)
-		}
-	case objects.Services:
-		if set, s.derived[name] = setDerived, u; gone {
-			delete(s.derived, name)
-		}
-	case objects.EndpointSlices:
-		if was := s.ours.all[name]; was != nil {
-			s.ours.drop(name, was.of)
-		}
-		if set = setOurs; !gone {
-			x, of := readOurs(u)
-			s.setOurs(name, of, x)
-		}
-	default:
-		return ""
-	}
-	if gone {
-		return ""
-	}
-	return set
 }
