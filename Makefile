@@ -122,7 +122,7 @@ long: go-version kube-nodes kube-dns kube-cni kube-helm bin/culvert-older ## in 
 	CULVERT_LONG=1 $(GO) test -v -race -count=1 -timeout 30m -run TestSwitches ./gateway
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
-	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_OLDER='$(CURDIR)/bin/culvert-older' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeHelm|TestKubeLinks|TestServicesShortConnections' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_OLDER='$(CURDIR)/bin/culvert-older' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeMulticlusterPace|TestKubeHelm|TestKubeLinks|TestServicesShortConnections' ./integration
 	CULVERT_LONG=1 $(MAKE) test-kube KUBERNETES=oldest RUN='TestKubeClusters$$$$'
 
 # What one goroutine tries at random cannot race: -short tries less of it.
