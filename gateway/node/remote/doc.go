@@ -27,7 +27,8 @@
 // gets no second one. It does so for packets from local pods to remote addresses, and in the
 // opposite direction, because some CNIs masquerade packets from outside the cluster. If the node
 // serves Services itself, a packet first leaves through the device for Services, and keeps its
-// source there too.
+// source there too. What a pod of another node sends to a NodePort here is left to the node's
+// masquerade: its answers have to come back by this node.
 //
 // The same chain keeps the source of packets from the gateway's own pod to nodes through their
 // tunnels. Otherwise they would have the node's source whenever the gateway speaks first, and

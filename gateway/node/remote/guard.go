@@ -105,6 +105,7 @@ func behindSwitch(a netip.Addr) bool {
 // From linux/netfilter/nf_conntrack_common.h and nf_tables.h.
 const (
 	ipsSrcNAT     = 1 << 4 // IPS_SRC_NAT
+	ipsDestNAT    = 1 << 5 // IPS_DST_NAT
 	fibResultOIF  = 1      // NFT_FIB_RESULT_OIF
 	fibResultType = 3      // NFT_FIB_RESULT_ADDRTYPE
 	fibSource     = 1      // NFTA_FIB_F_SADDR
@@ -151,9 +152,12 @@ func ofThisMachine() []byte {
 }
 
 func countDrop() []byte {
-	return slices.Concat(expression("counter", wide(counterBytes, 0), wide(counterNumber, 0)),
-		expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
-			nested(unix.NFTA_IMMEDIATE_DATA, nested(unix.NFTA_DATA_VERDICT, number(unix.NFTA_VERDICT_CODE, drop)))))
+	return slices.Concat(expression("counter", wide(counterBytes, 0), wide(counterNumber, 0)), verdict(drop))
+}
+
+func verdict(code uint32) []byte {
+	return expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT),
+		nested(unix.NFTA_IMMEDIATE_DATA, nested(unix.NFTA_DATA_VERDICT, number(unix.NFTA_VERDICT_CODE, code))))
 }
 
 func wide(kind uint16, value uint64) []byte {

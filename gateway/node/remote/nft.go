@@ -95,6 +95,9 @@ func keepTables(pairs []pair, tunnels []Tunnel) (counted map[string]uint64, err 
 				want = append(want, rule{chain: chainName, label: p.label(), expressions: p.expressions(f)})
 			}
 		}
+		if len(want) > 0 {
+			want = append(f.proxied(), want...)
+		}
 		want = append(want, guards(tunnels, f)...)
 		changed, err := f.keep(want, counted)
 		if err != nil && (f.netlink == unix.AF_INET || len(want) > 0) {
@@ -204,6 +207,21 @@ func (p pair) expressions(f *family) []byte {
 		only, f.load(f.source), within(p.from), f.load(f.dest), within(p.to), f.load(f.source),
 		expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT),
 			number(unix.NFTA_NAT_FAMILY, uint32(f.proto)), number(unix.NFTA_NAT_REG_ADDR_MIN, register)))
+}
+
+// proxied returns rules that leave alone what came in by an uplink and got its destination here, as
+// by a NodePort: its source may be a pod of another node, which must not get the answers directly.
+func (f *family) proxied() (all []rule) {
+	uplinks, err := f.uplinks()
+	if err != nil {
+		return nil
+	}
+	for _, index := range uplinks {
+		all = append(all, rule{chain: chainName, label: fmt.Sprintf("proxied from device %d", index),
+			expressions: slices.Concat(meta(unix.NFT_META_IIF), equals(native32(uint32(index))),
+				ctStatus(ipsDestNAT), verdict(accept))})
+	}
+	return all
 }
 
 // load loads bytes of a header into the register.
