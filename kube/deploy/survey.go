@@ -2,14 +2,18 @@ package deploy
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
@@ -29,16 +33,55 @@ func (c *Cluster) Survey(ctx context.Context) (*terms.Survey, error) {
 	if err := c.each(ctx, objects.Services, "", "", s.Service); err != nil {
 		return nil, err
 	}
-	if err := c.each(ctx, objects.ServiceCIDRs, "", "", s.ServiceCIDR); err != nil {
+	if err := c.eachIfThere(ctx, objects.ServiceCIDRs, s.ServiceCIDR); err != nil {
 		return nil, err
 	}
-	if err := c.each(ctx, objects.IPPools, "", "", s.IPPool); err != nil {
+	if err := c.eachIfThere(ctx, objects.IPPools, s.IPPool); err != nil {
 		return nil, err
 	}
 	if err := c.each(ctx, objects.Peerings, peering.GatewayNamespace, "", s.Peering); err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// eachIfThere calls a function for all objects of a resource. A user without the right to list them
+// needs none where the cluster lacks the resource. Where it has the resource, the error names the
+// right, because a remap must not overlap what is in these objects.
+func (c *Cluster) eachIfThere(ctx context.Context, r schema.GroupVersionResource,
+	visit func(*unstructured.Unstructured)) error {
+	err := c.each(ctx, r, "", "", visit)
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	if there, e := c.has(ctx, r); e == nil && !there {
+		return nil
+	}
+	return fmt.Errorf("%w; ask an administrator of the cluster for the right to %s", err,
+		Right{"list", r.Group, r.Resource, ""})
+}
+
+// has reports whether the API server has a resource of a group, which every user may ask.
+func (c *Cluster) has(ctx context.Context, r schema.GroupVersionResource) (bool, error) {
+	path := "/apis/" + r.GroupVersion().String()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.host+path, nil)
+	if err != nil {
+		return false, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return false, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotFound {
+		return false, nil
+	}
+	var list metav1.APIResourceList
+	if err := json.NewDecoder(io.LimitReader(response.Body, 1<<24)).Decode(&list); err != nil ||
+		response.StatusCode != http.StatusOK {
+		return false, fmt.Errorf("%s: the API server answers %s", path, response.Status)
+	}
+	return slices.ContainsFunc(list.APIResources, func(x metav1.APIResource) bool { return x.Name == r.Resource }), nil
 }
 
 // Peerings returns the names of the cluster's Peerings, including those of which only parts exist.
