@@ -256,10 +256,14 @@ network() {
 		;;
 	kube-router) # it writes into /etc/iproute2, and this kernel has no IPIP for its tunnels between subnets
 		plugin kube-bridge 0
-		mkdir -p "$d/iproute2"
-		start "cv-$id" "$d/network" unshare --mount sh -c "mount --bind $d/iproute2 /etc/iproute2; exec $assets/kube-router --kubeconfig=$dir/$name/kubeconfig \
-			--hostname-override=$id --run-router --run-firewall --run-service-proxy=false --enable-cni=false --enable-overlay=false \
-			--service-cluster-ip-range=10.96.0.0/16 --bgp-graceful-restart"
+		local at
+		for at in "$dir/$name"/[0-9]*; do # its policies put back the set of pods' subnets of its start: so all start again
+			stop "$at/network.pid"
+			mkdir -p "$at/iproute2"
+			start "cv-$name-${at##*/}" "$at/network" unshare --mount sh -c "mount --bind $at/iproute2 /etc/iproute2; exec $assets/kube-router \
+				--kubeconfig=$dir/$name/kubeconfig --hostname-override=$name-${at##*/} --run-router --run-firewall --run-service-proxy=false \
+				--enable-cni=false --enable-overlay=false --service-cluster-ip-range=10.96.0.0/16 --bgp-graceful-restart"
+		done
 		;;
 	esac
 }
