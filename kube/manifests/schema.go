@@ -25,6 +25,7 @@ type schema struct {
 	Required    []string
 	Items       *schema
 	Enum        []string
+	Not         *schema // its Enum alone counts
 	Pattern     string
 	MinLength   int
 	MaxLength   int
@@ -103,7 +104,8 @@ func (s *schema) check(j judge, path string, value any) {
 		switch {
 		case s.MaxLength > 0 && n > s.MaxLength:
 			j.Add(path, "%d characters, at most %d are allowed; want %s", n, s.MaxLength, s.Description)
-		case n < s.MinLength, s.Pattern != "" && !regexp.MustCompile(s.Pattern).MatchString(value):
+		case n < s.MinLength, s.Pattern != "" && !regexp.MustCompile(s.Pattern).MatchString(value),
+			s.Not != nil && slices.Contains(s.Not.Enum, value):
 			j.Add(path, "%q is not %s", value, s.Description)
 		}
 	}

@@ -45,8 +45,9 @@ func TestValues(t *testing.T) {
 		"imagePullSecrets: [{nam: registry}]":                     "1:20: imagePullSecrets[0].name: missing; want the name of a Secret of both namespaces, culvert and culvert-nodes",
 		"peerings: milan":                                         "1:11: peerings: want a list, such as [first, second]",
 		"peerings: [{name: milan}]":                               "1:12: peerings[0].expose: missing; want the type of the gateway's Service",
-		"peerings: [{name: Milan, expose: NodePort}]":             `1:19: peerings[0].name: "Milan" is not the name of a Peering: small letters, digits and dashes`,
-		"peerings: [{name: \"a\\nb\", expose: NodePort}]":         `1:19: peerings[0].name: "a\nb" is not the name of a Peering: small letters, digits and dashes`,
+		"peerings: [{name: Milan, expose: NodePort}]":             `1:19: peerings[0].name: "Milan" is not the name of a Peering: small letters, digits and dashes, and not multicluster, whose account is culvert's own`,
+		"peerings: [{name: \"a\\nb\", expose: NodePort}]":         `1:19: peerings[0].name: "a\nb" is not the name of a Peering: small letters, digits and dashes, and not multicluster, whose account is culvert's own`,
+		"peerings: [{name: multicluster, expose: NodePort}]":      `1:19: peerings[0].name: "multicluster" is not the name of a Peering: small letters, digits and dashes, and not multicluster, whose account is culvert's own`,
 		"peerings: [{name: a, expose: nodeport}]":                 `1:30: peerings[0].expose: "nodeport" is not one of LoadBalancer, NodePort, ClusterIP; did you mean NodePort?`,
 		peering + "replicas: 2}, {name: a, expose: NodePort}]":    "1:61: peerings[1].name: a is there twice; keep one of them",
 		peering + "service: {nodePort: 65536}}]":                  "1:60: peerings[0].service.nodePort: 65536 is not a number from 1 to 65535",
@@ -58,7 +59,7 @@ func TestValues(t *testing.T) {
 		peering + "replicas: '2'}]":                               "1:50: peerings[0].replicas: want a whole number without quotes",
 		peering + "imports: 'x: y'}]":                             `1:49: peerings[0].imports: "x: y" is not the name of a namespace: small letters, digits and dashes`,
 		peering + "mtu: 1400}]":                                   "1:45: peerings[0].mtu: no such field; known here: expose, imports, name, replicas, service",
-		"peerings: [{name: " + longName + "a, expose: NodePort}]": "1:19: peerings[0].name: 41 characters, at most 40 are allowed; want the name of a Peering: small letters, digits and dashes",
+		"peerings: [{name: " + longName + "a, expose: NodePort}]": "1:19: peerings[0].name: 41 characters, at most 40 are allowed; want the name of a Peering: small letters, digits and dashes, and not multicluster, whose account is culvert's own",
 	} {
 		got := ""
 		if _, err := ReadValues("", []byte(values)); err != nil {
