@@ -41,9 +41,13 @@ func shopSlice(name string, addresses ...string) object {
 	for _, a := range addresses {
 		endpoints = append(endpoints, object{"addresses": []string{a}, "conditions": object{"ready": true}})
 	}
-	return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+	family, number := "IPv4", "-1"
+	if len(addresses) > 0 && strings.Contains(addresses[0], ":") {
+		family, number = "IPv6", "-6"
+	}
+	return object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": family,
 		"endpoints": endpoints,
-		"metadata": object{"name": name + "-1", "namespace": "shop",
+		"metadata": object{"name": name + number, "namespace": "shop",
 			"labels": object{"kubernetes.io/service-name": name}},
 		"ports": []object{{"name": "http", "protocol": "TCP", "port": 8080}, {"name": "dns", "protocol": "UDP",
 			"port": 5353}}}

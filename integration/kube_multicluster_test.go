@@ -328,3 +328,74 @@ func testMulticlusterAdmission(t *testing.T, rome, milan *multiclusterLab, here,
 	milan.share("shop")
 	await(t, "without admission, all is open", func() bool { return visits(there) == nil })
 }
+
+// TestKubeMulticlusterDual: in clusters of both families, a multi-cluster Service has an address of
+// each, and the endpoints of each are seen by that family's remap. Its families come and go while
+// the first address stays.
+func TestKubeMulticlusterDual(t *testing.T) {
+	isolated(t, func(t *testing.T) {
+		first, second := newPeeringLabs6(t, both)
+		rome, milan := newMulticlusterLab(t, first), newMulticlusterLab(t, second)
+		rome.meet(milan.peeringLab)
+		milan.meet(rome.peeringLab)
+		for _, m := range []*multiclusterLab{rome, milan} {
+			m.share("shop")
+		}
+		awaitPeerings(rome.peeringLab, milan.peeringLab)
+		six, here := onlyIPv6Peers.of, milan.pod(&kubeNodes[0], 5)
+		four4 := []string{"milan " + milan.seen(here)}
+		six6 := []string{"milan " + six(milan.seen(here))}
+		addresses := func(name, families string, n int) (ips []string) {
+			eventually(t, fmt.Sprintf("ServiceImport %s has %s", name, families), func() error {
+				o, err := rome.api.admin.get(object{"apiVersion": mcsVersion, "kind": "ServiceImport",
+					"metadata": object{"name": name, "namespace": "shop"}})
+				if err != nil {
+					return fmt.Errorf("%w; multicluster: %s", err, rome.controller.output())
+				}
+				ips = nil
+				all, _ := field(o, "spec", "ips").([]any)
+				for _, ip := range all {
+					ips = append(ips, fmt.Sprint(ip))
+				}
+				if got := fmt.Sprint(field(o, "spec", "ipFamilies")); got != families || len(ips) != n {
+					return fmt.Errorf("it has %s, %v; multicluster: %s", got, ips, rome.controller.output())
+				}
+				return nil
+			})
+			return ips
+		}
+		dual := func(name string, families ...string) object {
+			return shop(name, nil, object{"ipFamilies": families, "ipFamilyPolicy": map[int]string{1: "SingleStack",
+				2: "RequireDualStack"}[len(families)]})
+		}
+		milan.apply(dual("web", "IPv4", "IPv6"), shopSlice("web", here), shopSlice("web", six(here)), serviceExport("web"),
+			dual("six", "IPv6"), shopSlice("six", six(here)), serviceExport("six"),
+			dual("four", "IPv4"), shopSlice("four", here), serviceExport("four"))
+		rome.awaitEndpoints("web", append(four4, six6...)...)
+		rome.awaitEndpoints("six", six6...)
+		rome.awaitEndpoints("four", four4...)
+		ips := addresses("web", "[IPv4 IPv6]", 2)
+		addresses("six", "[IPv6]", 1)
+		addresses("four", "[IPv4]", 1)
+		for _, f := range both {
+			target := f.of(milan.seen(here))
+			exchange{from: rome.pods[1], to: milan.pods[0], listen: f.of(here), dial: target,
+				source: f.of(rome.seen(rome.pod(&kubeNodes[1], 5))), bytes: kubeBytes}.run(t)
+		}
+		out := rome.client.run(os.Getenv(binaryEnv), "services", "--kubeconfig="+rome.api.kubeconfig(adminToken))
+		if want := "shop/web " + strings.Join(ips, ",") + " – milan 1"; !strings.Contains(
+			strings.Join(strings.Fields(out), " "), want) {
+			t.Errorf("culvert services: %s, want %q", out, want)
+		}
+		milan.apply(shop("web", nil, object{"ipFamilyPolicy": "SingleStack"}))
+		rome.awaitEndpoints("web", four4...)
+		if now := addresses("web", "[IPv4]", 1); now[0] != ips[0] {
+			t.Errorf("shop/web has become %s, want %s", now, ips[0])
+		}
+		milan.apply(shop("web", nil, object{"ipFamilyPolicy": "PreferDualStack"}))
+		rome.awaitEndpoints("web", append(four4, six6...)...)
+		if now := addresses("web", "[IPv4 IPv6]", 2); now[0] != ips[0] {
+			t.Errorf("shop/web has become %s, want %s", now, ips[0])
+		}
+	}, kubernetes)
+}

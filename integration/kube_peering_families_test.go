@@ -15,7 +15,9 @@ var both = []peerFamily{{}, onlyIPv6Peers}
 // have both.
 func newPeeringLabs6(t *testing.T, families []peerFamily) (rome, milan *peeringLab) {
 	t.Helper()
-	rome, milan = newPeeringLabs(t)
+	services := "--service-cluster-ip-range=" + kubeServices + "," + onlyIPv6Peers.of("10.96.0.0") + "/108"
+	rome, milan = newPeeringLab(t, &kubeRome, &kubeMilan, services), newPeeringLab(t, &kubeMilan, &kubeRome, services)
+	rome.connect(milan.kubeLab)
 	for _, p := range []*peeringLab{rome, milan} {
 		p.families = families
 		for i := range kubeNodes {

@@ -2,6 +2,7 @@ package exports
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -11,8 +12,9 @@ import (
 type Service struct {
 	Namespace   string    `json:"namespace"`
 	Name        string    `json:"name"`
-	Type        string    `json:"type"`             // ClusterSetIP, Headless or Labelled
-	Created     time.Time `json:"created,omitzero"` // when it was exported, in seconds
+	Type        string    `json:"type"`                 // ClusterSetIP, Headless or Labelled
+	Created     time.Time `json:"created,omitzero"`     // when it was exported, in seconds
+	Families    []string  `json:"ipFamilies,omitempty"` // IPv4, IPv6 or both; none: IPv4
 	Ports       []Port    `json:"ports,omitempty"`
 	Affinity    string    `json:"sessionAffinity,omitempty"`        // ClientIP, None or ""
 	AffinityFor int32     `json:"sessionAffinitySeconds,omitempty"` // of ClientIP
@@ -32,6 +34,25 @@ const (
 	Headless     = "Headless"
 	Labelled     = "Labelled"
 )
+
+// Families returns the families in the format of Service.Families.
+func Families(v4, v6 bool) []string {
+	switch {
+	case v4 && v6:
+		return []string{"IPv4", "IPv6"}
+	case v6:
+		return []string{"IPv6"}
+	}
+	return nil
+}
+
+// Has reports whether the Service has addresses of a family.
+func (s *Service) Has(v6 bool) bool {
+	if v6 {
+		return slices.Contains(s.Families, "IPv6")
+	}
+	return len(s.Families) == 0 || slices.Contains(s.Families, "IPv4")
+}
 
 // A Port is one port of a Service, or of its endpoints.
 type Port struct {

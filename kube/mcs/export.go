@@ -92,10 +92,9 @@ func ReadService(u *unstructured.Unstructured) *Service {
 		return &Service{Invalid: fault}
 	case spec.Type == "ExternalName":
 		return &Service{Invalid: "spec.type: ExternalName is a name without endpoints"}
-	case len(spec.IPFamilies) > 0 && !slices.Contains(spec.IPFamilies, "IPv4"):
-		return &Service{Invalid: "spec.ipFamilies: IPv4 is missing, and only IPv4 crosses; add it"}
 	}
 	s := &Service{Service: exports.Service{Namespace: u.GetNamespace(), Name: u.GetName(), Type: exports.ClusterSetIP,
+		Families: exports.Families(slices.Contains(spec.IPFamilies, "IPv4"), slices.Contains(spec.IPFamilies, "IPv6")),
 		Affinity: cmp.Or(spec.SessionAffinity, "None"), InternalTrafficPolicy: spec.InternalTrafficPolicy,
 		TrafficDistribution: spec.TrafficDistribution}}
 	if spec.ClusterIP == "None" {
@@ -111,25 +110,25 @@ func ReadService(u *unstructured.Unstructured) *Service {
 	return s
 }
 
-// A Slice is an EndpointSlice with addresses of IPv4.
+// A Slice is an EndpointSlice with addresses, all of one family.
 type Slice struct {
 	Of types.NamespacedName // its Service
 	exports.Group
 }
 
-// ReadSlice returns nil for an EndpointSlice without a Service or without IPv4 addresses.
+// ReadSlice returns nil for an EndpointSlice without a Service, or with names instead of addresses.
 func ReadSlice(u *unstructured.Unstructured) *Slice {
 	service := u.GetLabels()["kubernetes.io/service-name"]
 	var family string
 	json.Unmarshal(objects.PartOf(u, "addressType"), &family)
-	if service == "" || family != "IPv4" {
+	if service == "" || family != "IPv4" && family != "IPv6" {
 		return nil
 	}
 	return &Slice{types.NamespacedName{Namespace: u.GetNamespace(), Name: service},
 		ReadGroup(objects.Of("EndpointSlice", u))}
 }
 
-// ReadGroup reads the endpoints of an EndpointSlice of IPv4.
+// ReadGroup reads the endpoints of an EndpointSlice with addresses.
 func ReadGroup(o *objects.Object) (g exports.Group) {
 	var endpoints []struct {
 		Addresses  []string
@@ -150,7 +149,7 @@ func ReadGroup(o *objects.Object) (g exports.Group) {
 			continue
 		}
 		a, err := objects.ParseAddr(e.Addresses[0])
-		if err != nil || !a.Is4() {
+		if err != nil || a.Is4In6() {
 			continue
 		}
 		c, state := &e.Conditions, exports.NotReady
@@ -169,9 +168,9 @@ func ReadGroup(o *objects.Object) (g exports.Group) {
 }
 
 // Offer returns what a cluster exports by a ServiceExport, its Service and the Service's endpoints,
-// in the order of their EndpointSlices' names.
-func Offer(e *Export, of *Service, all []exports.Group) exports.Service {
-	s := of.Service
+// in the order of their EndpointSlices' names: those of the Service's families.
+func Offer(e *Export, of exports.Service, all []exports.Group) exports.Service {
+	s := of
 	s.Created, s.Labels, s.Annotations = e.Created, e.Labels, e.Annotations
 	for _, x := range all {
 		i := slices.IndexFunc(s.Endpoints, func(g exports.Group) bool { return slices.Equal(g.Ports, x.Ports) })
@@ -179,7 +178,11 @@ func Offer(e *Export, of *Service, all []exports.Group) exports.Service {
 			i = len(s.Endpoints)
 			s.Endpoints = append(s.Endpoints, exports.Group{Ports: x.Ports})
 		}
-		s.Endpoints[i].Addresses = append(s.Endpoints[i].Addresses, x.Addresses...)
+		for _, a := range x.Addresses {
+			if s.Has(a.IP.Is6()) {
+				s.Endpoints[i].Addresses = append(s.Endpoints[i].Addresses, a)
+			}
+		}
 	}
 	for i := range s.Endpoints {
 		g := &s.Endpoints[i]

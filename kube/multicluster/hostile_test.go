@@ -448,6 +448,7 @@ func (s *siege) all() string {
 	for name, u := range s.derived {
 		spec := plain(u.Object["spec"]).(map[string]any)
 		delete(spec, "clusterIP")
+		delete(spec, "clusterIPs")
 		lines = append(lines, fmt.Sprint(name, " ", spec))
 	}
 	for _, x := range s.ours.all {

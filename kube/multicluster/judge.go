@@ -91,7 +91,13 @@ func (h *heard) judge(p *peering.Peering, room int, has func(types.NamespacedNam
 			}
 			room--
 		}
+		v4, v6 := s.Has(false) && p.Carries(false), s.Has(true) && p.Carries(true)
+		if !v4 && !v6 {
+			refuse("the Peering carries none of its ipFamilies between pods")
+			continue
+		}
 		here := *s
+		here.Families = exports.Families(v4, v6)
 		here.Affinity = cmp.Or(here.Affinity, "None")
 		here.Labels, here.Annotations = acceptable(s.Labels, labelValue), acceptable(s.Annotations, annotationValue)
 		here.Endpoints = nil
@@ -108,6 +114,9 @@ func (h *heard) judge(p *peering.Peering, room int, has func(types.NamespacedNam
 			var wrong string
 			g.Addresses = slices.DeleteFunc(g.Addresses, func(e exports.Endpoint) bool {
 				_, fault := p.SeenAddress(e.IP)
+				if fault == "" && !s.Has(e.IP.Is6()) {
+					fault = fmt.Sprintf("%s is of a family that its ipFamilies lack", e.IP)
+				}
 				if fault == "" &&
 					(e.Host != "" && !dnsLabel.MatchString(e.Host) || !slices.Contains(states, e.State)) {
 					fault = fmt.Sprintf("%s has a host name or a state that is none", e.IP)
@@ -158,8 +167,11 @@ func inTurn(all []exports.Service, has func(types.NamespacedName) bool) []*expor
 // named gives an endpoint without a host name the name that DNS derives from its address in its own
 // cluster, so that it has one name in all clusters.
 func named(e *exports.Endpoint) {
-	if e.Host == "" {
-		e.Host = strings.ReplaceAll(e.IP.String(), ".", "-")
+	if e.Host != "" {
+		return
+	}
+	if e.Host = strings.NewReplacer(".", "-", ":", "-").Replace(e.IP.String()); strings.HasSuffix(e.Host, "-") {
+		e.Host += "0" // as CoreDNS does: a label cannot end otherwise
 	}
 }
 
@@ -178,6 +190,8 @@ func badService(s *exports.Service) string {
 		return fmt.Sprintf("internalTrafficPolicy %.20q is neither Cluster nor Local", s.InternalTrafficPolicy)
 	case !slices.Contains(distributions, s.TrafficDistribution):
 		return fmt.Sprintf("trafficDistribution %.20q is unknown", s.TrafficDistribution)
+	case slices.ContainsFunc(s.Families, func(f string) bool { return f != "IPv4" && f != "IPv6" }):
+		return "one of its ipFamilies is neither IPv4 nor IPv6"
 	case len(s.Ports) == 0 && s.Type == exports.ClusterSetIP:
 		return "it has no port"
 	case len(s.Ports) > 1 && slices.ContainsFunc(s.Ports, func(p exports.Port) bool { return p.Name == "" }):

@@ -35,7 +35,7 @@ type conflict struct {
 func merge(all []offer) (m exports.Service, conflicts []conflict) {
 	first := all[0]
 	m = *first.Service
-	m.Endpoints, m.Ports = nil, slices.Clone(m.Ports)
+	m.Endpoints, m.Ports, m.Families = nil, slices.Clone(m.Ports), families(first.Service)
 	for _, o := range all[1:] {
 		differs := func(reason, what string, same bool) {
 			if !same {
@@ -43,6 +43,8 @@ func merge(all []offer) (m exports.Service, conflicts []conflict) {
 			}
 		}
 		differs("TypeConflict", fmt.Sprintf("%s is %s", first.cluster, article(m.Type)), o.Type == m.Type)
+		differs("IPFamilyConflict", first.cluster+" has "+strings.Join(m.Families, " and "),
+			(o.Has(false) || !m.Has(false)) && (o.Has(true) || !m.Has(true)))
 		differs(
 			"PortConflict",
 			fmt.Sprintf("%s has %s", first.cluster, portsText(first.Ports)),
@@ -72,6 +74,17 @@ func merge(all []offer) (m exports.Service, conflicts []conflict) {
 		m.Ports = m.Ports[:len(first.Ports)] // of several ports each has a name
 	}
 	return m, conflicts
+}
+
+// families returns the families of a Service. Of a ServiceImport, they are in the order of its
+// addresses.
+func families(s *exports.Service) (all []string) {
+	for i, family := range []string{"IPv4", "IPv6"} {
+		if s.Has(i == 1) {
+			all = append(all, family)
+		}
+	}
+	return all
 }
 
 func article(kind string) string {

@@ -59,7 +59,7 @@ func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault 
 	case len(all) == 0:
 		return s.remove(name, nil, of), ""
 	case of == nil:
-		next := s.importOf(name, merged, nil, all, nil)
+		next := s.importOf(name, merged, nil, nil)
 		return &Write{Verb: "create", Resource: objects.ServiceImports, Object: next}, ""
 	case of.GetDeletionTimestamp() != nil:
 		return nil, ""
@@ -74,13 +74,17 @@ func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault 
 		case have.GetDeletionTimestamp() != nil:
 			return nil, ""
 		}
+		var has []string
+		if ips, has = addressesOf(have); !slices.Contains(merged.Families, has[0]) { // the first one cannot change
+			return &Write{Verb: "delete", Resource: objects.Services, Object: have}, ""
+		}
 		if next := derivedOf(name, merged, of, have); !reflect.DeepEqual(specOf(next), specOf(have)) {
 			return &Write{Verb: "update", Resource: objects.Services, Object: next}, ""
 		}
-		derived, ips = called.Name, clusterIPs(have)
+		derived, merged.Families = called.Name, has // the cluster may have fewer
 	}
 	// The Service goes first in one direction, the ServiceImport's address in the other one.
-	if next := s.importOf(name, merged, ips, all, of); !reflect.DeepEqual(specOf(next), specOf(of)) ||
+	if next := s.importOf(name, merged, ips, of); !reflect.DeepEqual(specOf(next), specOf(of)) ||
 		!maps.Equal(next.GetLabels(), of.GetLabels()) || !maps.Equal(next.GetAnnotations(), of.GetAnnotations()) {
 		return &Write{Verb: "update", Resource: objects.ServiceImports, Object: next}, ""
 	}
@@ -145,12 +149,11 @@ func (s *State) importOf(
 	name types.NamespacedName,
 	m exports.Service,
 	ips []string,
-	all []offer,
 	have *unstructured.Unstructured,
 ) *unstructured.Unstructured {
 	spec := map[string]any{"type": m.Type, "ports": plain(orEmpty(m.Ports))}
 	if m.Type == exports.Headless || len(ips) > 0 {
-		spec["ipFamilies"] = []any{"IPv4"} // with the addresses, in one write
+		spec["ipFamilies"] = plain(m.Families) // with the addresses, in one write
 	}
 	if len(ips) > 0 {
 		spec["ips"] = plain(ips)
@@ -213,7 +216,11 @@ func derivedOf(
 		port["targetPort"] = port["port"]
 		ports = append(ports, port)
 	}
-	spec := map[string]any{"type": "ClusterIP", "ipFamilies": []any{"IPv4"}, "ipFamilyPolicy": "SingleStack"}
+	want := m.Families
+	spec := map[string]any{"type": "ClusterIP", "ipFamilyPolicy": "SingleStack"}
+	if len(want) == 1 {
+		spec["ipFamilies"] = plain(want)
+	}
 	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Service"}}
 	if have == nil {
 		u.Object["metadata"] = map[string]any{"namespace": name.Namespace, "name": derivedName(name),
@@ -226,19 +233,26 @@ func derivedOf(
 			delete(spec, f)
 		}
 	}
+	if len(want) > 1 {
+		spec["ipFamilyPolicy"] = "PreferDualStack" // as many as the cluster has, in its order
+	} else if spec["ipFamilyPolicy"] != "SingleStack" {
+		spec["ipFamilyPolicy"], spec["ipFamilies"] = "SingleStack", plain(want)
+		spec["clusterIPs"] = []any{spec["clusterIP"]}
+	}
 	spec["ports"], spec["internalTrafficPolicy"] = ports, "Cluster" // unless the exports say otherwise
 	affinity(spec, m)
 	u.Object["spec"] = spec
 	return u
 }
 
-func clusterIPs(u *unstructured.Unstructured) []string {
-	var spec struct{ ClusterIP string }
+// addressesOf returns the addresses of a Service, and the family of each.
+func addressesOf(u *unstructured.Unstructured) (ips, families []string) {
+	var spec struct{ ClusterIPs, IPFamilies []string }
 	objects.ReadPart("spec", objects.PartOf(u, "spec"), &spec)
-	if spec.ClusterIP == "" || strings.EqualFold(spec.ClusterIP, "None") {
-		return nil
+	if n := len(spec.ClusterIPs); n == 0 || n != len(spec.IPFamilies) || strings.EqualFold(spec.ClusterIPs[0], "None") {
+		return nil, []string{"IPv4"}
 	}
-	return []string{spec.ClusterIP}
+	return spec.ClusterIPs, spec.IPFamilies
 }
 
 // nextStatus returns the write of the conditions of this cluster's own ServiceExport, if they

@@ -39,6 +39,7 @@ type ourSlice struct {
 	of      types.NamespacedName
 	cluster string // whose endpoints
 	derived string // the Service; "": none
+	v6      bool
 	group   exports.Group
 }
 
@@ -53,6 +54,9 @@ func readOurs(u *unstructured.Unstructured) (*ourSlice, types.NamespacedName) {
 	labels := u.GetLabels()
 	x := &ourSlice{cluster: labels[mcs.LabelCluster], derived: labels[labelService], meta: metadata{u.GetName(),
 		u.GetResourceVersion(), u.GetUID(), u.GetDeletionTimestamp() != nil}}
+	var family string
+	json.Unmarshal(objects.PartOf(u, "addressType"), &family)
+	x.v6 = family == "IPv6"
 	json.Unmarshal(objects.PartOf(u, "ports"), &x.group.Ports)
 	var endpoints []endpointPart
 	json.Unmarshal(objects.PartOf(u, "endpoints"), &endpoints)

@@ -28,8 +28,16 @@ func (s *State) slicesOf(name types.NamespacedName, merged exports.Service, all 
 		var groups []exports.Group
 		for _, g := range o.Endpoints {
 			ports := slices.DeleteFunc(slices.Clone(g.Ports), func(p exports.Port) bool { return lost[p.Name] })
-			if len(g.Addresses) > 0 && (len(g.Ports) == 0 || len(ports) > 0) {
-				groups = append(groups, exports.Group{Ports: ports, Addresses: g.Addresses})
+			if len(g.Ports) > 0 && len(ports) == 0 {
+				continue
+			}
+			for _, v6 := range []bool{false, true} {
+				of := slices.DeleteFunc(slices.Clone(g.Addresses), func(e exports.Endpoint) bool {
+					return e.IP.Is6() != v6
+				})
+				if len(of) > 0 && merged.Has(v6) {
+					groups = append(groups, exports.Group{Ports: ports, Addresses: of})
+				}
 			}
 		}
 		have := map[string]*ourSlice{}
@@ -39,7 +47,7 @@ func (s *State) slicesOf(name types.NamespacedName, merged exports.Service, all 
 			}
 		}
 		for called, g := range layOut(derivedName(name)+"-"+o.cluster, groups, have) {
-			want[called] = &ourSlice{cluster: o.cluster, derived: derived, group: g}
+			want[called] = &ourSlice{cluster: o.cluster, derived: derived, v6: g.Addresses[0].IP.Is6(), group: g}
 		}
 	}
 	return want
@@ -48,27 +56,29 @@ func (s *State) slicesOf(name types.NamespacedName, merged exports.Service, all 
 // maxSlice is how many endpoints an EndpointSlice has, as those of kube-controller-manager.
 const maxSlice = 100
 
-// layOut distributes endpoints among EndpointSlices, whose names begin with prefix. An endpoint
-// stays in the slice that has it now, so that a change of one writes one.
+// layOut distributes endpoints among EndpointSlices, whose names begin with prefix. The endpoints
+// of a group are of one family. An endpoint stays in the slice that has it now, so that a change of
+// one writes one.
 func layOut(prefix string, groups []exports.Group, have map[string]*ourSlice) map[string]exports.Group {
 	want := map[string]exports.Group{}
-	key := func(ports []exports.Port) string { return fmt.Sprint(ports) }
-	alike, wanted := map[string][]string{}, map[string]bool{} // by ports
+	key := func(ports []exports.Port, v6 bool) string { return fmt.Sprint(v6, ports) }
+	alike, wanted := map[string][]string{}, map[string]bool{} // by ports and family
 	for _, g := range groups {
-		wanted[key(g.Ports)] = true
+		wanted[key(g.Ports, g.Addresses[0].IP.Is6())] = true
 	}
-	var free []string // of groups that are there no longer
+	free := map[bool][]string{} // by family, of groups that are there no longer
 	for _, called := range slices.Sorted(maps.Keys(have)) {
-		if k := key(have[called].group.Ports); wanted[k] {
+		x := have[called]
+		if k := key(x.group.Ports, x.v6); wanted[k] {
 			alike[k] = append(alike[k], called)
 		} else {
-			free = append(free, called)
+			free[x.v6] = append(free[x.v6], called)
 		}
 	}
 	for _, g := range groups {
 		var mine []string
-		at := map[netip.Addr]int{}
-		for _, called := range alike[key(g.Ports)] {
+		at, v6 := map[netip.Addr]int{}, g.Addresses[0].IP.Is6()
+		for _, called := range alike[key(g.Ports, v6)] {
 			if want[called].Addresses == nil {
 				for _, e := range have[called].group.Addresses {
 					at[e.IP] = len(mine)
@@ -77,7 +87,7 @@ func layOut(prefix string, groups []exports.Group, have map[string]*ourSlice) ma
 			}
 		}
 		if len(mine) == 0 {
-			mine, free = free, nil
+			mine, free[v6] = free[v6], nil
 		}
 		lists, added := make([][]exports.Endpoint, len(mine)), []exports.Endpoint{}
 		for _, e := range g.Addresses {
@@ -162,8 +172,12 @@ func sliceOf(
 	if ports == nil {
 		ports = []exports.Port{}
 	}
+	family := "IPv4"
+	if x.v6 {
+		family = "IPv6"
+	}
 	return &unstructured.Unstructured{
 		Object: map[string]any{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-			"metadata": metadata, "addressType": "IPv4", "ports": plain(ports), "endpoints": plain(endpoints)},
+			"metadata": metadata, "addressType": family, "ports": plain(ports), "endpoints": plain(endpoints)},
 	}
 }

@@ -321,7 +321,7 @@ func (s *State) own(name types.NamespacedName) (offer, bool) {
 	for _, called := range slices.Sorted(maps.Keys(s.slices.of[name])) {
 		groups = append(groups, s.slices.of[name][called].Group)
 	}
-	x := mcs.Offer(e, of, groups)
+	x := mcs.Offer(e, of.Service, groups)
 	x.Labels, x.Annotations = acceptable(x.Labels, labelValue), acceptable(x.Annotations, annotationValue)
 	for i := range x.Endpoints {
 		g := &x.Endpoints[i]

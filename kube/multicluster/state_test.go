@@ -26,6 +26,7 @@ type world struct {
 	version int
 	writes  []string
 	check   func(*Write) bool // if not nil, of each write
+	has     []string          // families of Services; nil: IPv4
 }
 
 func object(t testing.TB, text string) *unstructured.Unstructured {
@@ -87,11 +88,15 @@ func (w *world) export(name, spec string, second int, addresses ...string) {
 	)
 	w.services[at] = mcs.ReadService(object(w.t, meta+"spec: "+spec))
 	w.exports[at] = mcs.ReadExport(object(w.t, meta+"spec: {}"))
+	family := "IPv4"
+	if strings.Contains(strings.Join(addresses, ""), ":") {
+		family = "IPv6"
+	}
 	x := mcs.ReadSlice(object(w.t, fmt.Sprintf(`
 metadata: {name: %[1]s-abcde, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}
-addressType: IPv4
+addressType: %[3]s
 ports: [{name: http, protocol: TCP, port: 8080}]
-endpoints: [%s]`, name, "{addresses: ["+strings.Join(addresses, "]}, {addresses: [")+"]}")))
+endpoints: [%[2]s]`, name, "{addresses: ["+strings.Join(addresses, "]}, {addresses: [")+"]}", family)))
 	w.putSlice(types.NamespacedName{Namespace: "shop", Name: name + "-abcde"}, x)
 	w.touch(at)
 	w.settle()
@@ -130,9 +135,9 @@ func (w *world) obey(x *Write) bool {
 	u.SetResourceVersion(fmt.Sprint(w.version))
 	if x.Verb == "create" {
 		u.SetUID(types.UID(fmt.Sprint("u", w.version)))
-		if x.Resource == objects.Services {
-			u.Object["spec"].(map[string]any)["clusterIP"] = fmt.Sprintf("10.96.%d.%d", w.version>>8&255, w.version&255)
-		}
+	}
+	if x.Resource == objects.Services && x.Verb != "delete" {
+		w.allocate(u.Object["spec"].(map[string]any))
 	}
 	if was := w.ours.all[types.NamespacedName{Namespace: u.GetNamespace(), Name: u.GetName()}]; was != nil &&
 		x.Resource == objects.EndpointSlices {
@@ -140,6 +145,35 @@ func (w *world) obey(x *Write) bool {
 	}
 	w.keep(x, u)
 	return true
+}
+
+// allocate gives a Service its addresses, as an API server does.
+func (w *world) allocate(spec map[string]any) {
+	families, _ := spec["ipFamilies"].([]any)
+	ips, _ := spec["clusterIPs"].([]any)
+	has := w.has
+	if has == nil {
+		has = []string{"IPv4"}
+	}
+	if spec["ipFamilyPolicy"] == "SingleStack" && len(families) == 0 {
+		families = []any{has[0]}
+	}
+	for _, f := range has {
+		if spec["ipFamilyPolicy"] != "SingleStack" && !slices.Contains(families, any(f)) {
+			families = append(slices.Clone(families), f)
+		}
+	}
+	for i, f := range families {
+		if i < len(ips) {
+			continue
+		}
+		ip := fmt.Sprintf("10.96.%d.%d", w.version>>8&255, w.version&255)
+		if f == "IPv6" {
+			ip = fmt.Sprintf("fd00:96::%x", w.version)
+		}
+		ips = append(slices.Clone(ips), ip)
+	}
+	spec["ipFamilies"], spec["clusterIPs"], spec["clusterIP"] = families, ips, ips[0]
 }
 
 // seen returns the EndpointSlices of a name as CLUSTER ADDRESS:PORT texts, in order.
@@ -399,7 +433,7 @@ func TestView(t *testing.T) {
 		"shop/mine ClusterSetIP 0 [] [{turin 0 0}] ServiceImport shop/mine: another one is there that culvert has not made; " +
 			"delete it",
 		"shop/name  0 [] [] is not exported: spec.type: ExternalName is a name without endpoints",
-		"shop/six  0 [] [] is not exported: spec.ipFamilies: IPv4 is missing, and only IPv4 crosses; add it",
+		"shop/six ClusterSetIP 1 [milan turin] [{rome 0 0}]",
 		"shop/typo ClusterSetIP 1 [] [{rome 0 0}] no peer hears of it: name one with which its namespace is shared in its " +
 			"annotation culvert.io/export-to",
 		"shop/web ClusterSetIP 1 [milan] [{milan 0 0} {rome 0 0} {turin 0 0}] PortConflict: turin has port http 81/TCP, " +
@@ -667,5 +701,127 @@ func TestTurns(t *testing.T) {
 	}
 	if len(s.dirty) > 0 {
 		t.Errorf("left: %v", s.dirty)
+	}
+}
+
+// dual is a Peering that carries both families.
+var dual = strings.NewReplacer(
+	"internalCIDR: 10.80.1.0/24", "internalCIDRs: [10.80.1.0/24, 'fd80:1::/64']",
+	"podCIDRs: [10.244.0.0/16]", "podCIDRs: [10.244.0.0/16, 'fd00:244::/56']",
+	"remap: 10.61.0.0/16}]", "remap: 10.61.0.0/16}, {cidr: 'fd00:244::/56', remap: 'fd61::/56'}]",
+).Replace(fmt.Sprintf(peeringText, "milan", 1))
+
+// TestFamilies: a Service has the families in which its oldest export and this cluster have
+// addresses, and each address leads to endpoints of its family. While families come and go, the
+// address that stays is the same.
+func TestFamilies(t *testing.T) {
+	of := func(families, addresses string) string {
+		return strings.Replace(fmt.Sprintf(web, 1, addresses), "sessionAffinity:", "ipFamilies: "+families+", sessionAffinity:", 1)
+	}
+	const four, six = "{ip: 10.244.1.5}", "{ip: 'fd00:244:0:1::5'}, {ip: 'fd00:244:0:1::'}"
+	four4, six6 := "milan 10.61.1.5:8080 10-244-1-5", []string{"milan fd61:0:0:1::5:8080 fd00-244-0-1--5",
+		"milan fd61:0:0:1:::8080 fd00-244-0-1--0"}
+	w := rome(t)
+	w.has = []string{"IPv6", "IPv4"}
+	w.peering("milan", dual)
+	ips := func() string {
+		var spec struct{ IPs, IPFamilies []string }
+		need.NoError(t, yaml.Unmarshal([]byte(w.serviceImport("web")), &spec))
+		return fmt.Sprint(spec.IPFamilies, spec.IPs)
+	}
+	step := func(name, said, want string, endpoints ...string) {
+		t.Helper()
+		w.hear("milan", said)
+		if got := ips(); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+		if got := w.seen("web"); !slices.Equal(got, endpoints) {
+			t.Errorf("%s: endpoints %q, want %q", name, got, endpoints)
+		}
+	}
+	step("one that says nothing", fmt.Sprintf(web, 1, four), "[IPv4] [10.96.0.2]", four4)
+	step("a second family", of("[IPv6, IPv4]", four+","+six), "[IPv4 IPv6] [10.96.0.2 fd00:96::6]",
+		append([]string{four4}, six6...)...)
+	slicesOf := func() (n int) {
+		for _, x := range w.ours.all {
+			for _, e := range x.group.Addresses {
+				if e.IP.Is6() != x.v6 {
+					t.Errorf("%s is in %+v", e.IP, x)
+				}
+			}
+			n++
+		}
+		return n
+	}
+	if n := slicesOf(); n != 2 {
+		t.Errorf("%d EndpointSlices, want one of each family", n)
+	}
+	if c := w.view("").Services[0].Clusters; fmt.Sprint(c) != "[{milan 2 2}]" {
+		t.Errorf("pods of two addresses are counted as %v", c)
+	}
+	step("the second goes", of("[IPv4]", four), "[IPv4] [10.96.0.2]", four4)
+	w.writes = nil
+	step("another family alone", of("[IPv6]", six), fmt.Sprintf("[IPv6] [fd00:96::%x]", w.version+2), six6...)
+	w.writes = nil
+	step("as before", of("[IPv6]", six), ips(), six6...)
+	if len(w.writes) > 0 {
+		t.Errorf("what has not changed costs %q", w.writes)
+	}
+	step("headless", strings.Replace(of("[IPv6, IPv4]", four+","+six), "ClusterSetIP", "Headless", 1), "[IPv4 IPv6] []",
+		append([]string{four4}, six6...)...)
+	if faults := w.Faults()["milan"]; len(faults) > 0 {
+		t.Errorf("faults %q", faults)
+	}
+	for said, fault := range map[string]string{
+		of("[IPX]", four):                       "neither IPv4 nor IPv6",
+		of("[IPv4]", six):                       "fd00:244:0:1::5 is of a family that its ipFamilies lack",
+		of("[IPv6]", "{ip: 'fd00::5'}"):         "fd00::5 is in no CIDR of its cluster",
+		of("[IPv6]", "{ip: 'fe80::1%eth0'}"):    "fe80::1%eth0 is in no CIDR of its cluster",
+		of("[IPv6]", "{ip: '::ffff:10.0.0.1'}"): "is in no CIDR of its cluster",
+	} {
+		w.hear("milan", said)
+		if all := strings.Join(w.Faults()["milan"], "; "); !strings.Contains(all, fault) || len(w.seen("web")) > 0 {
+			t.Errorf("%s: %q, %q, want %q", said, all, w.seen("web"), fault)
+		}
+	}
+	w.hear("milan", "")
+	w.peering("milan", fmt.Sprintf(peeringText, "milan", 1))
+	step("a Peering of IPv4", of("[IPv6, IPv4]", four), "[IPv4] ["+fmt.Sprintf("10.96.0.%d", w.version+2)+"]", four4)
+	w.hear("milan", of("[IPv6]", ""))
+	if all := strings.Join(w.Faults()["milan"], "; "); !strings.Contains(all, "carries none of its ipFamilies") {
+		t.Errorf("IPv6 alone by a Peering of IPv4: %q", all)
+	}
+	w.hear("milan", "")
+	w.has = []string{"IPv4"}
+	w.peering("milan", dual)
+	step("a cluster whose Services have IPv4", of("[IPv6, IPv4]", four+","+six),
+		fmt.Sprintf("[IPv4] [10.96.0.%d]", w.version+2), four4)
+}
+
+// TestFamiliesOfTwo: the oldest export decides the families, and another one that lacks any is in
+// conflict, and serves the others.
+func TestFamiliesOfTwo(t *testing.T) {
+	w := rome(t)
+	w.has = []string{"IPv4", "IPv6"}
+	w.peering("milan", dual)
+	w.export("web", "{clusterIP: 10.96.3.3, ipFamilies: [IPv6], sessionAffinity: None, "+webPorts+"}", 5, "fd00:244::3")
+	if got, want := w.seen("web"), []string{"rome fd00:244::3:8080 fd00-244--3"}; !slices.Equal(got, want) {
+		t.Errorf("endpoints %q, want %q", got, want)
+	}
+	w.hear("milan", strings.Replace(fmt.Sprintf(web, 1, "{ip: 10.244.1.5}, {ip: 'fd00:244::5'}"), "sessionAffinity:",
+		"ipFamilies: [IPv4, IPv6], sessionAffinity:", 1))
+	want := []string{"milan 10.61.1.5:8080 10-244-1-5", "milan fd61::5:8080 fd00-244--5", "rome fd00:244::3:8080 fd00-244--3"}
+	if got := w.seen("web"); !slices.Equal(got, want) {
+		t.Errorf("endpoints %q, want %q", got, want)
+	}
+	if got := w.condition("web", "Conflict"); got != "True IPFamilyConflict milan has IPv4 and IPv6, and its export is "+
+		"the oldest; rome differs (1 of 2 clusters)" {
+		t.Errorf("Conflict is %q", got)
+	}
+	w.hear("milan", strings.Replace(fmt.Sprintf(web, 9, "{ip: 10.244.1.5}, {ip: 'fd00:244::5'}"), "sessionAffinity:",
+		"ipFamilies: [IPv4, IPv6], sessionAffinity:", 1))
+	if got, cond := w.seen("web"), w.condition("web", "Conflict"); !slices.Equal(got, want[1:]) ||
+		cond != "False NoConflicts" {
+		t.Errorf("endpoints %q, Conflict %q", got, cond)
 	}
 }

@@ -155,15 +155,24 @@ func (s *State) viewed(name types.NamespacedName) Viewed {
 	for _, o := range all {
 		counted[o.cluster] = &Counted{Cluster: o.cluster}
 	}
-	for _, x := range s.ours.of[name] {
-		c := counted[x.cluster]
-		if c == nil {
-			c = &Counted{Cluster: x.cluster}
-			counted[x.cluster] = c
+	for _, v6 := range []bool{false, true} { // a pod may have an address of each
+		of := map[string]*Counted{}
+		for _, x := range s.ours.of[name] {
+			if x.v6 != v6 {
+				continue
+			}
+			if of[x.cluster] == nil {
+				of[x.cluster] = &Counted{Cluster: x.cluster}
+			}
+			for _, e := range x.group.Addresses {
+				if of[x.cluster].All++; e.State == exports.Ready {
+					of[x.cluster].Ready++
+				}
+			}
 		}
-		for _, e := range x.group.Addresses {
-			if c.All++; e.State == exports.Ready {
-				c.Ready++
+		for cluster, c := range of {
+			if was := counted[cluster]; was == nil || c.All > was.All {
+				counted[cluster] = c
 			}
 		}
 	}

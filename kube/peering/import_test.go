@@ -428,6 +428,7 @@ func TestImportShare(t *testing.T) {
 		"a small range": {"{spec: {cidrs: [10.96.0.0/26, 'fd00::/108']}, metadata: {name: kubernetes}}", 16},
 		"a range within": {"{spec: {cidrs: [10.96.0.0/27, 10.96.0.0/26, 10.96.0.0/26]}, metadata: {name: kubernetes}}",
 			16},
+		"IPv6 alone":    {"{spec: {cidrs: ['fd00::/122']}, metadata: {name: kubernetes}}", 16},
 		"a tiny range":  {"{spec: {cidrs: [10.96.0.0/31]}, metadata: {name: kubernetes}}", 1},
 		"a large range": {"{spec: {cidrs: [10.96.0.0/12]}, metadata: {name: kubernetes}}", 40},
 		"no right":      {"", 40},

@@ -198,7 +198,8 @@ func (j *job) missing(namespace string, want map[string]*imported) (n int) {
 	return n
 }
 
-// sizeOf returns how many IPv4 addresses ServiceCIDRs have together, at most 2^30.
+// sizeOf returns how many IPv4 addresses ServiceCIDRs have together, at most 2^30; if they have
+// none, how many of IPv6.
 func sizeOf(all []unstructured.Unstructured) int {
 	var ranges []netip.Prefix
 	for i := range all {
@@ -207,7 +208,7 @@ func sizeOf(all []unstructured.Unstructured) int {
 			ranges = append(ranges, spec.CIDRs...)
 		}
 	}
-	n := 0
+	var four, six int
 	for i, p := range ranges {
 		within := func(k int, o netip.Prefix) bool {
 			return o.Contains(p.Addr()) && (o.Bits() < p.Bits() || o.Bits() == p.Bits() && k < i)
@@ -216,11 +217,15 @@ func sizeOf(all []unstructured.Unstructured) int {
 		for k, o := range ranges {
 			counted = counted || within(k, o)
 		}
-		if p.Addr().Is4() && !counted {
-			n = min(n+1<<(32-p.Bits()), 1<<30)
+		n := &four
+		if p.Addr().Is6() {
+			n = &six
+		}
+		if !counted {
+			*n = min(*n+1<<min(p.Addr().BitLen()-p.Bits(), 30), 1<<30)
 		}
 	}
-	return n
+	return cmp.Or(four, six)
 }
 
 // held returns the Services that are not wanted and keep their ClusterIPs all the same: those that

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"culvert/nat/rules"
 )
 
 // Seen returns the CIDRs under which this cluster sees the other.
@@ -31,9 +33,6 @@ func (p *Peering) podsSeenAs() string {
 // SeenAddress returns the address under which this cluster sees an address of the peer's cluster,
 // by the remaps of spec.remote; or why it sees none.
 func (p *Peering) SeenAddress(a netip.Addr) (netip.Addr, string) {
-	if a.Is6() {
-		return netip.Addr{}, fmt.Sprintf("%s is IPv6; multi-cluster Services have IPv4 addresses so far", a)
-	}
 	for _, r := range p.Remote {
 		switch {
 		case !r.Real.Contains(a):
@@ -44,6 +43,13 @@ func (p *Peering) SeenAddress(a netip.Addr) (netip.Addr, string) {
 		}
 	}
 	return netip.Addr{}, fmt.Sprintf("%s is in no CIDR of its cluster, spec.remote", a)
+}
+
+// Carries reports whether pods of both clusters have CIDRs of a family in the Peering.
+func (p *Peering) Carries(v6 bool) bool {
+	of := func(c netip.Prefix) bool { return c.IsValid() && c.Addr().Is6() == v6 }
+	return slices.ContainsFunc(p.Pods, of) &&
+		slices.ContainsFunc(p.Remote, func(r rules.RemoteCIDR) bool { return !r.External && of(r.Real) })
 }
 
 // SameSpec reports whether two versions of a Peering ask for the same.

@@ -58,7 +58,7 @@ func (g offers) set(key string, o *offer) {
 // A slice is an EndpointSlice of an exported Service.
 type slice struct {
 	*service.Slice
-	group exports.Group // of IPv4
+	group exports.Group
 }
 
 // readSlice returns nil for a slice without a Service, or with names instead of addresses.
@@ -218,6 +218,9 @@ func (s *shared) make() {
 		s.n += x.Len()
 		g := exports.Group{Ports: x.group.Ports}
 		for _, e := range x.group.Addresses {
+			if !s.peering.Carries(e.IP.Is6()) {
+				continue
+			}
 			if slices.ContainsFunc(s.peering.Pods, func(p netip.Prefix) bool { return p.Contains(e.IP) }) {
 				g.Addresses = append(g.Addresses, e)
 			} else {
@@ -226,7 +229,15 @@ func (s *shared) make() {
 		}
 		groups = append(groups, g)
 	}
-	told := mcs.Offer(s.export, s.offer.service, groups)
+	of := s.offer.service.Service
+	v4, v6 := of.Has(false) && s.peering.Carries(false), of.Has(true) && s.peering.Carries(true)
+	if !v4 && !v6 {
+		s.fault = fmt.Sprintf("the Service's spec.ipFamilies: Peering %s carries none of them between pods",
+			s.peering.Metadata.Name)
+		return
+	}
+	of.Families = exports.Families(v4, v6)
+	told := mcs.Offer(s.export, of, groups)
 	if len(wrong) > 0 {
 		s.fault = fmt.Sprintf("its endpoint %s is not in spec.local.podCIDRs of Peering %s, and left out%s", wrong[0],
 			s.peering.Metadata.Name, more(len(wrong)))

@@ -114,7 +114,6 @@ func TestShare(t *testing.T) {
 	}
 	for name, change := range map[string]func(){
 		"an ExternalName": func() { have(t, g, webService, "clusterIP: 10.96.0.10,", "type: ExternalName,") },
-		"IPv6 alone":      func() { have(t, g, webService, "clusterIP: 10.96.0.10,", "ipFamilies: [IPv6],") },
 		"another peer": func() {
 			have(t, g, webExport, "namespace: shop,",
 				"namespace: shop, annotations: {culvert.io/export-to: 'paris, vienna'},")
@@ -349,6 +348,40 @@ func BenchmarkShare(b *testing.B) {
 		x.Tell(slices.Concat(d.Exports, d.Shared))
 		if len(d.Shared) != exports.MaxServices {
 			b.Fatalf("%d Services", len(d.Shared))
+		}
+	}
+}
+
+// TestShareFamilies: the peer hears of a Service in the families that the Peering carries, and of
+// one that has none of them, only this side does, and why not.
+func TestShareFamilies(t *testing.T) {
+	six := strings.NewReplacer("web-1", "web-6", "IPv4", "IPv6", "10.244.1.", "fd00:244::")
+	for name, c := range map[string]struct {
+		families, carried []string // of the Service; what makes the Peering carry them
+		want, fault       string
+	}{
+		"all of both":         {[]string{"IPv6", "IPv4"}, dual, "[IPv4 IPv6] 10", ""},
+		"a Service of IPv4":   {[]string{"IPv4"}, dual, "[] 5", ""},
+		"a Service of IPv6":   {[]string{"IPv6"}, dual, "[IPv6] 5", ""},
+		"a Peering of IPv4":   {[]string{"IPv6", "IPv4"}, nil, "[] 5", ""},
+		"nothing in common":   {[]string{"IPv6"}, nil, "", "ServiceExport shop/web: the Service's spec.ipFamilies: Peering milan carries none of them between pods"},
+		"an older API server": {nil, dual, "[] 5", ""},
+	} {
+		g := rome(t)
+		p := readIn(t, append([]string{"peer: milan", "peer: milan\n  services: {export: [shop]}"}, c.carried...)...)
+		g.put(p)
+		g.sharesKnown = true
+		have(t, g, webExport)
+		have(t, g, webService, "clusterIPs: [10.96.0.10]", "ipFamilies: ["+strings.Join(c.families, ", ")+"]")
+		have(t, g, webSlice)
+		have(t, g, six.Replace(webSlice))
+		d := g.Plan()
+		got := ""
+		for _, s := range d.Shared {
+			got = fmt.Sprint(s.Families, " ", len(s.Endpoints[0].Addresses))
+		}
+		if fault := strings.Join(d.ExportFaults, "; "); got != c.want || fault != c.fault {
+			t.Errorf("%s: %q, %q; want %q, %q", name, got, fault, c.want, c.fault)
 		}
 	}
 }

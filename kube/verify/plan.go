@@ -181,7 +181,7 @@ func familyOf(v6 bool) string {
 // It is IPv4 if there is none: what is wrong then is found as in any other case.
 func families(a, b *Side) (all []bool) {
 	for _, v6 := range []bool{false, true} {
-		if a.carries(v6) && b.carries(v6) {
+		if a.Peering.Carries(v6) && b.Peering.Carries(v6) {
 			all = append(all, v6)
 		}
 	}
@@ -189,14 +189,4 @@ func families(a, b *Side) (all []bool) {
 		all = []bool{false}
 	}
 	return all
-}
-
-// carries reports whether the peer's pods have CIDRs of a family in the Peering.
-func (s *Side) carries(v6 bool) bool {
-	for _, r := range s.Peering.Remote {
-		if !r.External && r.Real.IsValid() && r.Real.Addr().Is6() == v6 {
-			return true
-		}
-	}
-	return false
 }
