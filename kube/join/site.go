@@ -49,7 +49,7 @@ func (s *Site) survey(ctx context.Context, name string) error {
 	}
 	s.wishes = s.options.wishes(s.Name)
 	s.Found, err = survey.Find(s.Name, terms.Hints{Pods: s.wishes.Pods, Services: s.wishes.Services,
-		Avoid: s.options.Avoid, API: s.cluster.API()})
+		Avoid: s.options.Avoid, API: s.cluster.API(), Image: cmp.Or(s.options.Image, s.wishes.Values.Image())})
 	return err
 }
 

@@ -22,6 +22,7 @@ type Hints struct {
 	Pods, Services []netip.Prefix
 	Avoid          []netip.Prefix // what nothing that is chosen may overlap
 	API            netip.Addr     // address by which the user reaches the API server; invalid: it has a name
+	Image          string         // that is to be installed; "": the one that is
 }
 
 // A Cluster is what is known about a cluster's addresses.
@@ -39,6 +40,7 @@ type Cluster struct {
 	Archs    []string // GOARCH of nodes, each once
 	outside  string   // a Node whose CIDRs Pods does not contain; "": none
 	guess    string   // why IPv6, which pods have as well, is not among Pods; "": it is, or they have none
+	only4    string   // a Peering whose gateway knows IPv4 alone; "": none
 	lacks    [2]bool  // by family, IPv4 first: some Nodes do not say where pods are
 	tells    [2]bool  // some do
 
@@ -59,7 +61,7 @@ const maxCIDRs = 16
 // which the user can say it.
 func (s *Survey) Find(name string, h Hints) (*Cluster, error) {
 	c := &Cluster{Name: name, Nodes: len(s.nodes), Balanced: s.balanced, peerings: s.peerings,
-		specs: s.specs, notes: s.notes}
+		specs: s.specs, notes: s.notes, only4: s.only4(h.Image)}
 	if len(s.nodes) == 0 && len(s.virtual) > 0 {
 		return nil, errors.New(
 			"all Nodes are virtual ones, where culvert's agent cannot run; add a Node with a kernel of its own")

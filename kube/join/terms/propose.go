@@ -105,7 +105,7 @@ func (c *Cluster) carries(peer string) []bool {
 	old := c.old(peer)
 	had := prefixes(old.Local.PodCIDRs...)
 	return slices.DeleteFunc(c.families(), func(v6 bool) bool {
-		return v6 && c.narrow(peer) || c.Has(peer) && old.PodsFrom != "Pods" && c.lacks[bit(v6)] &&
+		return v6 && (c.narrow(peer) || c.only4 != "") || c.Has(peer) && old.PodsFrom != "Pods" && c.lacks[bit(v6)] &&
 			!(c.tells[bit(v6)] && hasFamily(had, v6))
 	})
 }
@@ -128,6 +128,9 @@ func (c *Cluster) common(peer Peer) (families []bool, lines []Line, err error) {
 			families = append(families, v6)
 		case here:
 			why = "the pod CIDRs of " + peer.Name + " have none"
+		case v6 && c.only4 != "" && slices.Contains(c.families(), v6):
+			why = fmt.Sprintf("the gateway of Peering %s is too old for it; --image or --push installs another one",
+				c.only4)
 		case v6 && c.narrow(peer.Name) && slices.Contains(c.families(), v6):
 			why = fmt.Sprintf("spec.mtu of Peering %s is %d, and IPv6 needs %d", peer.Name, c.old(peer.Name).MTU,
 				peering.MinMTU6)

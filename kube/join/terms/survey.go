@@ -26,6 +26,7 @@ type Survey struct {
 	ranges   []Found           // ServiceCIDRs
 	pools    []Found           // IPPools of Calico
 	peerings []*peering.Peering
+	images   map[string]bool // of gateways
 	specs    map[string]*peering.Spec
 	notes    map[string]map[string]string // annotations
 }
@@ -84,6 +85,14 @@ func (s *Survey) Pod(u *unstructured.Unstructured) {
 			continue
 		}
 		s.pods = append(s.pods, surveyedPod{node, a})
+	}
+	if u.GetNamespace() == peering.GatewayNamespace {
+		if s.images == nil {
+			s.images = map[string]bool{}
+		}
+		for _, c := range objects.ReadContainers(objects.Of("Pod", u)) {
+			s.images[c.Image] = true
+		}
 	}
 	component := u.GetLabels()["component"]
 	if u.GetNamespace() != "kube-system" || component != "kube-controller-manager" && component != "kube-apiserver" {
@@ -156,6 +165,22 @@ func (s *Survey) Peering(u *unstructured.Unstructured) {
 	}
 	s.peerings = append(s.peerings, p)
 	s.specs[u.GetName()], s.notes[u.GetName()] = spec, u.GetAnnotations()
+}
+
+// only4 returns the name of a Peering whose gateway knows IPv4 alone, as 0.1.0 does, which does not
+// say what it has accepted; "" if there is none, or if image takes its place.
+func (s *Survey) only4(image string) string {
+	if image != "" && !s.images[image] {
+		return ""
+	}
+	for _, p := range s.peerings {
+		for _, c := range p.Status.Conditions {
+			if c.Type == peering.Accepted && c.Status == "True" && p.Status.Accepted == nil {
+				return p.Metadata.Name
+			}
+		}
+	}
+	return ""
 }
 
 // prefixes returns the prefixes among texts, which may be lists with commas.

@@ -693,3 +693,46 @@ func TestFamiliesNarrow(t *testing.T) {
 		t.Errorf("%+v, %+v: %q", specs[0], specs[1], lines[1])
 	}
 }
+
+// TestFamiliesOlder: while a gateway that knows IPv4 alone stays, a Peering gets nothing of IPv6,
+// because that gateway would refuse it, and the user learns what helps.
+func TestFamiliesOlder(t *testing.T) {
+	const status = `, status: {conditions: [{type: Accepted, status: "True"}]%s}}`
+	stands := strings.TrimSuffix(peeringObject("milan", "10.80.0.0/22", "10.70.0.0/23", "10.61.0.0/16", "10.244.0.0/16"),
+		"}")
+	gateway := `{kind: Pod, metadata: {name: culvert-milan-1, namespace: culvert}, spec: {nodeName: n1, containers: [{image: "culvert:0.1.0"}]}}`
+	for _, c := range []struct {
+		what, accepted, image string
+		older                 bool
+	}{
+		{"no image", "", "", true},
+		{"the image of the gateway", "", "culvert:0.1.0", true},
+		{"another image", "", "culvert:0.2.0", false},
+		{"the gateway is new enough", ", accepted: {cluster: rome}", "", false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			objects := []string{stands + fmt.Sprintf(status, c.accepted), gateway, serviceCIDR}
+			for n := 1; n <= 2; n++ {
+				objects = append(objects, fmt.Sprintf(`{kind: Node, metadata: {name: n%d}, spec: {podCIDRs: [`+cidr4+`, `+cidr6+`]}}`,
+					n, n, n))
+			}
+			rome, err := survey(t, objects...).Find("rome", Hints{Image: c.image})
+			need.NoError(t, err)
+			for _, peer := range []string{"milan", "turin"} { // the agents are of that version too
+				specs, lines, err := Pair(stack(t, peer, []string{cidr4, cidr6}), rome, "192.0.2.1:51840")
+				need.NoError(t, err)
+				good(t, rome, specs[1])
+				told := slices.Contains(lines[1], Line{"IPv6", "is not carried",
+					"the gateway of Peering milan is too old for it; --image or --push installs another one"})
+				families := 2
+				if c.older {
+					families = 1
+				}
+				if c.older != told || len(specs[0].Internals()) != families || len(specs[1].Internals()) != families ||
+					len(specs[1].Local.PodCIDRs) != families {
+					t.Errorf("with %s: %+v, %+v: %q", peer, specs[0], specs[1], lines[1])
+				}
+			}
+		})
+	}
+}
