@@ -114,7 +114,7 @@ bin/culvert-older: go-version
 	@dir=$$(mktemp -d) && trap "rm -rf $$dir" EXIT; git archive $(OLDER) | tar -x -C $$dir; \
 	cd $$dir && CGO_ENABLED=0 $(GO) build -v -trimpath -o '$(CURDIR)/$@' ./cmd/culvert 2>&1 | '$(CURDIR)/$(PROGRESS)'
 
-long: go-version kube-nodes kube-dns kube-cni kube-helm bin/culvert-older ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; two hours)
+long: go-version kube-nodes kube-dns kube-cni kube-helm bin/culvert-older ## in full what the tests do in small: sieges, millions of packets, 200 nodes, outages (root; three hours)
 	CULVERT_LONG=1 IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestMemorySiege|TestCPU|TestInnocentThroughput|TestHoleRate|TestMillionConnections|TestWatchedThroughput|TestChangesBesideStreams|TestLabFaults|TestLongLab|AgainstKernel|TestLabRestart|TestServicesCrash|ProxyProtocol' ./integration
 	IPAM_LONG=1 $(GO) test -v -count=1 -timeout 90m ./ipam
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run 'TestSetIsWhatIsInIt|TestExplainIsProcess|TestRestoreModel' ./nat/...
@@ -123,6 +123,7 @@ long: go-version kube-nodes kube-dns kube-cni kube-helm bin/culvert-older ## in 
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 90m -run TestRandomEdits ./gateway/node/links
 	CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 3h ./integration/sim
 	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_OLDER='$(CURDIR)/bin/culvert-older' CULVERT_LONG=1 $(GO) test -v -count=1 -timeout 80m -run 'TestKubeGateways|TestKubeClusters|TestKubeStandbyCost|TestKubeScale|TestKubePeeringScale|TestKubePeering$$|TestKubeEndpoints|TestKubeProxyAgrees|TestKubeServicesMany|TestKubeMulticlusterPace|TestKubeHelm|TestKubeLinks|TestServicesShortConnections' ./integration
+	KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)' CULVERT_ATTACK=1h $(GO) test -v -count=1 -timeout 90m -run 'TestKubeMulticlusterAttack$$' ./integration
 	CULVERT_LONG=1 $(MAKE) test-kube KUBERNETES=oldest RUN='TestKubeClusters$$$$'
 
 # What one goroutine tries at random cannot race: -short tries less of it.

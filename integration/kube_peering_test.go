@@ -152,7 +152,7 @@ func (p *peeringLab) keyed() (peering, spec object) {
 
 // internalCIDR differs among the Peerings of a cluster.
 func (p *peeringLab) internalCIDR() string {
-	if p.remote == &kubeTurin {
+	if p.on > 0 {
 		return "10.81.0.0/24"
 	}
 	return "10.80.0.0/24"

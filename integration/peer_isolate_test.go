@@ -11,6 +11,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,11 +76,12 @@ func isolated(t *testing.T, body func(*testing.T), probes ...probe) {
 	// The kernel kills the new process when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	limit := "8m" // in case it hangs
+	limit := 8 * time.Minute // in case it hangs
 	if os.Getenv(longEnv) != "" {
-		limit = "15m"
+		limit = 15 * time.Minute
 	}
-	cmd := need.Self("-test.v", "-test.timeout="+limit, fmt.Sprintf("-test.parallel=%d", faultsAtOnce),
+	limit += attackLength()
+	cmd := need.Self("-test.v", "-test.timeout="+limit.String(), fmt.Sprintf("-test.parallel=%d", faultsAtOnce),
 		"-test.run=^"+regexp.QuoteMeta(t.Name())+"$")
 	cmd.Env = append(os.Environ(), need.Asked(t), isolatedEnv+"="+t.Name(), binaryEnv+"="+user.binary)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
