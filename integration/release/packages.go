@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/goreleaser/nfpm/v2"
 	_ "github.com/goreleaser/nfpm/v2/deb"
@@ -16,20 +18,41 @@ import (
 // Units are installed, not started, because a gateway and a node need their files first. They are
 // stopped before their program is removed, but not for another version. They are disabled when
 // nobody wants them back, and state then goes, but for what the user wrote to /etc/culvert. The
-// first argument of a script is a word of dpkg, or a number of rpm.
+// first argument of a script is a word of dpkg, or a number of rpm. What systemd refuses keeps
+// nobody from installing or removing a package.
 const (
-	afterInstall = "#!/bin/sh\n[ ! -d /run/systemd/system ] || systemctl daemon-reload\n"
+	afterInstall = "#!/bin/sh\nset -e\n[ ! -d /run/systemd/system ] || systemctl daemon-reload || true\n"
 	beforeRemove = `#!/bin/sh
+set -e
 case $1 in
-remove | 0) [ ! -d /run/systemd/system ] || systemctl stop 'culvert-gateway@*.service' culvert-node.service ;;
+remove | 0) [ ! -d /run/systemd/system ] || systemctl stop 'culvert-gateway@*.service' culvert-node.service || true ;;
 esac
 `
 	afterRemove = `#!/bin/sh
+set -e
 case $1 in
 purge | 0) rm -f /etc/systemd/system/*.wants/culvert-gateway@*.service /etc/systemd/system/*.wants/culvert-node.service ;;
 esac
 [ "$1" != purge ] || rm -rf /var/lib/culvert /var/lib/private/culvert
-[ ! -d /run/systemd/system ] || systemctl daemon-reload
+[ ! -d /run/systemd/system ] || systemctl daemon-reload || true
+`
+)
+
+const (
+	// Debian wants an address, and the developers have none.
+	maintainer  = "The developers of culvert <noreply@culvert.invalid>"
+	description = `carries pod traffic between Kubernetes clusters in user space
+culvert joins clusters whose pods may have the same addresses. A gateway
+embeds WireGuard, decodes Geneve and translates addresses in one process
+without privileges. This package has the programs, for clusters and for
+machines without Kubernetes, and the units of systemd.`
+	copyright = `Copyright 2026 the developers of culvert
+
+Licensed under the Apache License, Version 2.0; on Debian systems, its text is
+in /usr/share/common-licenses/Apache-2.0.
+
+THIRD-PARTY.txt in this folder has the notices of all modules of which the
+programs are made as well.
 `
 )
 
@@ -43,6 +66,11 @@ func (r *release) packages() error {
 	if err != nil {
 		return err
 	}
+	changes, err := zipped(fmt.Appendf(nil, "culvert (%s) unstable; urgency=medium\n\n"+
+		"  * See the release notes.\n\n -- %s  %s\n", r.version, maintainer, r.made.Format(time.RFC1123Z)))
+	if err != nil {
+		return err
+	}
 	shared := within("/usr/lib/systemd/system/", units)
 	for _, f := range r.man {
 		if f.text, err = zipped(f.text); err != nil {
@@ -52,12 +80,16 @@ func (r *release) packages() error {
 		shared = append(shared, f)
 	}
 	for _, arch := range archs {
+		documents := map[string][]file{
+			"deb": {{"/usr/share/doc/culvert/copyright", 0o644, []byte(copyright)},
+				{"/usr/share/doc/culvert/THIRD-PARTY.txt", 0o644, r.licences},
+				{"/usr/share/doc/culvert/changelog.gz", 0o644, changes}},
+			"rpm": {{"/usr/share/licenses/culvert/LICENSE", 0o644, licence},
+				{"/usr/share/licenses/culvert/THIRD-PARTY.txt", 0o644, r.licences}},
+		}
 		for _, kind := range []string{"deb", "rpm"} {
 			all := append(shared[:len(shared):len(shared)], r.placed(kind)...)
-			licences := map[string]string{"deb": "/usr/share/doc/culvert/copyright",
-				"rpm": "/usr/share/licenses/culvert/LICENSE"}
-			all = append(all, file{licences[kind], 0o644, licence},
-				file{filepath.Dir(licences[kind]) + "/THIRD-PARTY.txt", 0o644, r.licences})
+			all = append(all, documents[kind]...)
 			for _, name := range programs {
 				text, err := os.ReadFile(filepath.Join(r.dist, program(name, arch)))
 				if err != nil {
@@ -121,8 +153,7 @@ func (r *release) pack(kind, arch string, all []file) error {
 			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: f.mode, MTime: r.made}})
 	}
 	info := &nfpm.Info{Name: "culvert", Arch: arch, Platform: "linux", Version: r.version, VersionSchema: "semver",
-		Section: "net", Priority: "optional", Maintainer: "The developers of culvert", License: "Apache-2.0",
-		Description:     "carries pod traffic between Kubernetes clusters in user space",
+		Section: "net", Priority: "optional", Maintainer: maintainer, License: "Apache-2.0", Description: description,
 		DisableGlobbing: true, MTime: r.made}
 	info.Contents = contents
 	info.RPM.BuildHost = "localhost"
