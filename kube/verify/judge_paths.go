@@ -268,6 +268,10 @@ func (j *judge) sizes(a, b *Side) {
 	switch {
 	case len(small) > 0 && least == 0:
 		j.wrong("", "not even small packets with DF pass, though TCP does (%s): does a firewall drop UDP?", where)
+	case len(small) > 0 && least < peering.MinMTU6 && slices.ContainsFunc(j.paths, func(p Path) bool { return p.v6 }):
+		j.wrong("",
+			"packets of more than %d bytes do not pass (%s), and IPv6 needs %d: repair the network there, or leave IPv6 out of both Peerings",
+			least, where, peering.MinMTU6)
 	case len(small) > 0:
 		j.wrong("",
 			"packets of more than %d bytes do not pass (%s), and the Peerings say %d: repair the network there, or set spec.mtu of both to %d or less",

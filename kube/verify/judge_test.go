@@ -125,6 +125,15 @@ func TestFaults(t *testing.T) {
 		},
 			[]string{
 				"packets of more than 1212 bytes do not pass (on every way: look between the gateways), and the Peerings say 1340: *set spec.mtu of both to 1212 or less"}},
+		{"MTU hole too small for IPv6", func(w *world) {
+			w.rome.six(false)
+			w.milan.six(false)
+			w.spoil = func(p *Path) {
+				if p.Kind == KindPods {
+					p.Size = &probe.Size{Own: 1500, Largest: 1212, Above: probe.Vanished}
+				}
+			}
+		}, []string{"packets of more than 1212 bytes do not pass (on every way: look between the gateways), and IPv6 needs 1280: *"}},
 		{"MTU hole at a node, of which the network tells", func(w *world) {
 			w.spoil = func(p *Path) {
 				if p.Kind == KindPods && p.To == "milan/milan-2" {
