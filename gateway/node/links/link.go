@@ -144,18 +144,20 @@ func Remove() (names []string, err error) {
 	return names, err
 }
 
-// configure gives a device the MTU, the address and the alias of l, and removes its other
-// addresses.
-func configure(d netlink.Link, l *Link) error {
-	if err := rtnl.Adapt(d, l.MTU, l.Address.All()); err != nil {
-		return err
+// configure gives a device the MTU, the addresses and the alias of l, and removes its other
+// addresses. A link of both families goes without IPv6, with a warning, where that is turned off.
+func configure(d netlink.Link, l *Link) (warning string, err error) {
+	if err := rtnl.Adapt(d, l.MTU, l.Address.All()); errors.Is(err, rtnl.ErrNoIPv6) && l.Address.V4.IsValid() {
+		warning = err.Error()
+	} else if err != nil {
+		return "", err
 	}
 	if d.Attrs().Alias != l.alias() {
 		if err := netlink.LinkSetAlias(d, l.alias()); err != nil {
-			return fmt.Errorf("links: set the alias of %s: %w", l.Name, err)
+			return "", fmt.Errorf("links: set the alias of %s: %w", l.Name, err)
 		}
 	}
-	return nil
+	return warning, nil
 }
 
 // errLocal means that a gateway's outer address is one of this machine's.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -82,6 +83,25 @@ func TestTwoGatewaysAtOneAddress(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestIPv6Off: where IPv6 is turned off, a link of both families carries IPv4, and says what it
+// lacks.
+func TestIPv6Off(t *testing.T) {
+	const off = "/proc/sys/net/ipv6/conf/default/disable_ipv6" // of this namespace
+	was, err := os.ReadFile(off)
+	need.NoError(t, err)
+	need.NoError(t, os.WriteFile(off, []byte("1"), 0))
+	t.Cleanup(func() { need.NoError(t, os.WriteFile(off, was, 0)) })
+	both := milan
+	both.Address.V6, both.Gateway.V6 = addr("fd80::2"), addr("fd80::3")
+	s := carrying(t, both)
+	route(t, "10.61.0.0/16", milan.Name)
+	talk(t, "10.61.0.5")
+	if st := s.Statuses()[0]; !strings.Contains(st.Warning,
+		"IPv6 is turned off on this node, so liqo.milan cannot have fd80::2") {
+		t.Errorf("%+v", st)
+	}
 }
 
 // TestGatewayMoves: a new outer address leaves the device and other programs' routes and addresses

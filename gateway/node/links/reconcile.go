@@ -1,6 +1,7 @@
 package links
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -133,7 +134,8 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 	if c == nil {
 		return s.begin(l, warning)
 	}
-	if err := configure(d, l); err != nil {
+	half, err := configure(d, l)
+	if err != nil {
 		return Refused, "", err
 	}
 	if c.link != *l {
@@ -150,7 +152,7 @@ func (s *Set) follow(l *Link, now time.Time) (State, string, error) {
 				"gateway has moved")
 		}
 	}
-	return Carried, warning, nil
+	return Carried, cmp.Or(half, warning), nil
 }
 
 // A carrier is the device of a link.
@@ -182,8 +184,9 @@ func (s *Set) begin(l *Link, warning string) (State, string, error) {
 	if err == nil {
 		err = rtnl.KeepTUN(d.File(), l.Name, Group, true)
 	}
+	half := ""
 	if err == nil {
-		err = configure(made, l)
+		half, err = configure(made, l)
 	}
 	if err != nil {
 		s.hub.Drop(d)
@@ -192,7 +195,7 @@ func (s *Set) begin(l *Link, warning string) (State, string, error) {
 	s.carriers[l.Name] = &carrier{d, *l, made.Attrs().Index, l.MTU}
 	s.log.WithFields(logrus.Fields{"interface": l.Name, "vni": l.VNI, "remote": l.Remote, "mtu": l.MTU}).
 		Info("link is up")
-	return Carried, warning, nil
+	return Carried, cmp.Or(half, warning), nil
 }
 
 // drop stops carrying the packets of a device. The device stays.

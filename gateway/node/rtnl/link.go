@@ -60,16 +60,20 @@ func Adapt(l netlink.Link, mtu int, addresses []netip.Addr) error {
 		return h.Scope != unix.RT_SCOPE_UNIVERSE || slices.Contains(addresses, ip.Unmap())
 	})
 	// Routes may use a new address as their source before a former one goes.
-	if err := AddAddresses(l, missing); err != nil {
-		return err
+	fault := AddAddresses(l, missing)
+	if fault != nil && !errors.Is(fault, ErrNoIPv6) {
+		return fault
 	}
 	for _, h := range others {
 		if err := netlink.AddrDel(l, &h); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("address: take %s from %s: %w", h.IP, a.Name, err)
 		}
 	}
-	return nil
+	return fault
 }
+
+// ErrNoIPv6 means that a link cannot have addresses of IPv6. It has those of IPv4.
+var ErrNoIPv6 = errors.New("IPv6 is turned off on this node")
 
 // AddAddresses gives a link addresses, which it may have.
 func AddAddresses(l netlink.Link, addresses []netip.Addr) error {
@@ -83,8 +87,8 @@ func AddAddresses(l netlink.Link, addresses []netip.Addr) error {
 		err := netlink.AddrAdd(l, a)
 		switch {
 		case ip.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)):
-			return fmt.Errorf("address: IPv6 is turned off on this node, so %s cannot have %s; turn it on (net.ipv6.conf.default.disable_ipv6) or leave IPv6 out here: %w",
-				l.Attrs().Name, ip, err)
+			return fmt.Errorf("address: %w, so %s cannot have %s; turn it on (net.ipv6.conf.default.disable_ipv6) or leave IPv6 out here: %w",
+				ErrNoIPv6, l.Attrs().Name, ip, err)
 		case err != nil && !errors.Is(err, unix.EEXIST):
 			return fmt.Errorf("address: give %s to %s: %w", ip, l.Attrs().Name, err)
 		}
