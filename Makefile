@@ -49,7 +49,7 @@ demo: build ## two clusters in network namespaces, checked: a line a lab with it
 	bin/culvert-lab check --brief$(if $(V), --verbose)
 
 # Where make clusters keeps what they need. CNI makes the pods' network: flannel, flannel-host-gw, kube-router, or the plugin bridge alone; with
-# FAMILY=dual they have IPv6 as well.
+# FAMILY=dual they have IPv6 as well, and with FAMILY=6 nothing else.
 CLUSTERS ?= /var/lib/culvert-clusters
 export CNI FAMILY
 

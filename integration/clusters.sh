@@ -3,7 +3,8 @@
 # nodes with kubelet, containerd and kube-proxy. Both have the pod CIDR 10.244.0.0/16 and the service CIDR 10.96.0.0/16; node N of cluster C is
 # 172.30.0.CN in the namespace cv-NAME-N. All that leaves a pod for another cluster is masqueraded, as CNIs do. $CNI is what makes the pods' network:
 # bridge (the plugin alone, the default); flannel (as its manifest has it: VXLAN, iptables) or flannel-host-gw (with nftables); or kube-router.
-# With FAMILY=dual, nodes, pods and Services have IPv6 as well, and both clusters the pod CIDR fd00:244::/56; the default is FAMILY=4.
+# With FAMILY=dual, nodes, pods and Services have IPv6 as well, and both clusters the pod CIDR fd00:244::/56; with FAMILY=6 they have nothing else, and
+# node N of cluster C is fd30::CN; the default is FAMILY=4.
 #
 #   clusters.sh check               whether this machine has what they need
 #   clusters.sh up DIR [turin]      two nodes in each; kubeconfigs are DIR/NAME/kubeconfig, and all in DIR/kubeconfig
@@ -28,11 +29,14 @@ family=${FAMILY:-4}
 pods=10.244.0.0/16 services=10.96.0.0/16
 pods6=fd00:244::/56 services6=fd00:96::/112
 dual() { [ "$family" = dual ]; }
-both_of() { ! dual && echo "$1" || echo "$1,$2"; } # IPV4 IPV6: what there is of them
+has4() { [ "$family" != 6 ]; }
+has6() { [ "$family" != 4 ]; }
+both_of() { case $family in 4) echo "$1" ;; 6) echo "$2" ;; *) echo "$1,$2" ;; esac; } # IPV4 IPV6: what there is of them
+one_of() { has4 && echo "$1" || echo "$2"; } # the same, without the second
 group() { echo "cv${dir//\//-}-$1"; } # the control group of a node, whose name is of this set of clusters alone
 
-six() { echo "fd30::${1##*.}"; } # ADDRESS of a node: its IPv6 address
-address() { case $1 in rome) echo "172.30.0.1$2" ;; milan) echo "172.30.0.2$2" ;; turin) echo "172.30.0.3$2" ;; esac; } # NAME N
+six() { echo "fd30::${1##*[.:]}"; } # ADDRESS of a node: its IPv6 address
+address() { local net; net=$(one_of 172.30.0. fd30::); case $1 in rome) echo "${net}1$2" ;; milan) echo "${net}2$2" ;; turin) echo "${net}3$2" ;; esac; } # NAME N
 within() { local n=$1; shift; nsenter --net="/run/netns/$n" "$@"; } # not ip netns exec, which hides cgroups
 of() { local name=$1; shift; within cv-lan kubectl --kubeconfig "$dir/$name/kubeconfig" "$@"; }
 names() { (cd "$dir" && for name in rome milan turin; do [ ! -e "$name" ] || echo "$name"; done); }
@@ -52,8 +56,8 @@ check() {
 	*) echo "clusters.sh: CNI is bridge, flannel, flannel-host-gw or kube-router, not $cni" >&2; return 1 ;;
 	esac
 	case $family-$cni in
-	4-* | dual-bridge) ;;
-	*) echo "clusters.sh: FAMILY is 4, or dual with CNI=bridge, not $family with CNI=$cni" >&2; return 1 ;;
+	4-* | dual-bridge | 6-bridge) ;;
+	*) echo "clusters.sh: FAMILY is 4, or dual or 6 with CNI=bridge, not $family with CNI=$cni" >&2; return 1 ;;
 	esac
 	[ ${#missing[@]} = 0 ] || {
 		printf 'clusters.sh: this machine lacks %s\n' "$(printf ', %s' "${missing[@]}" | cut -c3-)" >&2
@@ -119,9 +123,9 @@ namespace() {
 	ip -n "$1" link set lo up
 	ip link add "${1#cv-}" netns cv-lan type veth peer name eth0 netns "$1"
 	ip -n cv-lan link set "${1#cv-}" master lan up
-	ip -n "$1" address add "$2/24" dev eth0
+	! has4 || ip -n "$1" address add "$2/24" dev eth0
 	ip -n "$1" link set eth0 up
-	! dual || {
+	! has6 || {
 		within "$1" sysctl -qw net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.default.disable_ipv6=0 net.ipv6.conf.all.forwarding=1
 		ip -n "$1" address add "$(six "$2")/64" dev eth0 nodad
 	}
@@ -153,7 +157,7 @@ control() {
 	cat >"$d/kubeconfig" <<-Y
 		apiVersion: v1
 		kind: Config
-		clusters: [{name: $name, cluster: {server: "https://$at:6443", certificate-authority-data: $(base64 -w0 "$d/certificates/apiserver.crt")}}]
+		clusters: [{name: $name, cluster: {server: "https://$(one_of "$at" "[$at]"):6443", certificate-authority-data: $(base64 -w0 "$d/certificates/apiserver.crt")}}]
 		users: [{name: $name, user: {token: admin}}]
 		contexts: [{name: $name, context: {cluster: $name, user: $name}}]
 		current-context: $name
@@ -171,7 +175,7 @@ node() {
 	local name=$1 n=$2 id=$1-$2 d=$dir/$1/$2 at cidr cidr6 hierarchy g
 	at=$(address "$name" "$n")
 	[ -e "/run/netns/cv-$id" ] || namespace "cv-$id" "$at"
-	within "cv-$id" ip route replace default via 172.30.0.1
+	within "cv-$id" ip route replace default via "$(one_of 172.30.0.1 fd30::1)"
 	mkdir -p "$d"/{cni,opt,plugins,kubelet,logs}
 	while read -r _ hierarchy type _; do # each kubelet has its own root in every hierarchy of version 1
 		[ "$type" = cgroup ] || [ "$type $hierarchy" = "cgroup2 /sys/fs/cgroup" ] || continue
@@ -207,10 +211,10 @@ node() {
 		cgroupRoot: /$(group "$id")
 		authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 		authorization: {mode: AlwaysAllow}
-		address: $at
+		address: "$at"
 		healthzBindAddress: 127.0.0.1
 		resolvConf: ""
-		clusterDNS: [10.96.0.10]
+		clusterDNS: ["$(one_of 10.96.0.10 fd00:96::a)"]
 		clusterDomain: cluster.local
 		failSwapOn: false
 		maxPods: 250
@@ -242,8 +246,8 @@ network() {
 	case $cni in
 	bridge)
 		plugin cni0 0
-		within "cv-$id" nft "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; add rule ip cni post ip saddr $pods ip daddr != $pods masquerade"
-		! dual || within "cv-$id" nft "add table ip6 cni; add chain ip6 cni post { type nat hook postrouting priority 100; }; add rule ip6 cni post ip6 saddr $pods6 ip6 daddr != $pods6 masquerade"
+		! has4 || within "cv-$id" nft "add table ip cni; add chain ip cni post { type nat hook postrouting priority 100; }; add rule ip cni post ip saddr $pods ip daddr != $pods masquerade"
+		! has6 || within "cv-$id" nft "add table ip6 cni; add chain ip6 cni post { type nat hook postrouting priority 100; }; add rule ip6 cni post ip6 saddr $pods6 ip6 daddr != $pods6 masquerade"
 		routes "$name"
 		;;
 	flannel*)
@@ -346,8 +350,12 @@ up() {
 	ip netns add cv-lan
 	ip -n cv-lan link set lo up
 	ip -n cv-lan link add lan type bridge
-	ip -n cv-lan address add 172.30.0.1/24 dev lan
+	! has4 || ip -n cv-lan address add 172.30.0.1/24 dev lan
 	ip -n cv-lan link set lan up
+	! has6 || {
+		within cv-lan sysctl -qw net.ipv6.conf.all.disable_ipv6=0
+		ip -n cv-lan address add fd30::1/64 dev lan nodad
+	}
 	image localhost/pause:1 "$(command -v busybox)" /usr/bin/busybox sleep inf >/dev/null
 	for name in "$@"; do
 		namespace "cv-$name-1" "$(address "$name" 1)"
@@ -383,14 +391,14 @@ dns() {
 			apiVersion: v1
 			kind: Service
 			metadata: {name: kube-dns, namespace: kube-system}
-			spec: {clusterIP: 10.96.0.10, ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]}
+			spec: {clusterIP: "$(one_of 10.96.0.10 fd00:96::a)", ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]}
 			---
 			apiVersion: discovery.k8s.io/v1
 			kind: EndpointSlice
 			metadata: {name: kube-dns, namespace: kube-system, labels: {kubernetes.io/service-name: kube-dns}}
-			addressType: IPv4
+			addressType: $(one_of IPv4 IPv6)
 			ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]
-			endpoints: [{addresses: [$at]}]
+			endpoints: [{addresses: ["$at"]}]
 		Y
 	done
 }
@@ -426,6 +434,7 @@ hello() {
 # seen prints the address under which rome's pods reach hello-1 of milan, once there is one.
 seen() {
 	local own remap
+	has4 || { seen6; return; }
 	own=$(of milan get pod hello-1 -o 'jsonpath={.status.podIP}')
 	remap=$(of rome -n culvert get peering milan -o 'jsonpath={.spec.remote.podCIDRs[0].remap}' 2>/dev/null)
 	[ -n "$remap" ] && echo "${remap%.*.*}.${own#*.*.}" # both are /16
@@ -433,10 +442,12 @@ seen() {
 
 # seen6 is seen for IPv6, of which CIDRs are /56.
 seen6() {
-	local own remap
-	own=$(of milan get pod hello-1 -o 'jsonpath={.status.podIPs[1].ip}')
-	remap=$(of rome -n culvert get peering milan -o 'jsonpath={.spec.remote.podCIDRs[1].remap}')
+	local own remap i
+	i=$(one_of 1 0)
+	own=$(of milan get pod hello-1 -o "jsonpath={.status.podIPs[$i].ip}")
+	remap=$(of rome -n culvert get peering milan -o "jsonpath={.spec.remote.podCIDRs[$i].remap}" 2>/dev/null)
 	remap=${remap%::/56}
+	[ -n "$remap" ] || return
 	[[ $own =~ ^fd00:244:(0:([0-9a-f]+))?:{1,2}([0-9a-f:]+)$ ]]
 	printf '%s:%x::%s\n' "${remap%:*}" $((0x${remap##*:} + 0x${BASH_REMATCH[2]:-0})) "${BASH_REMATCH[3]}"
 }
@@ -463,7 +474,7 @@ named() {
 		apiVersion: v1
 		kind: Service
 		metadata: {name: hello, namespace: default}
-		spec: {selector: {app: hello}, ports: [{port: 8080}]}
+		spec: {selector: {app: hello}, ipFamilyPolicy: PreferDualStack, ports: [{port: 8080}]}
 		---
 		apiVersion: multicluster.x-k8s.io/v1beta1
 		kind: ServiceExport

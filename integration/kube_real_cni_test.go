@@ -17,6 +17,9 @@ import (
 // cniEnv names the CNI of clusters.sh.
 const cniEnv = "CNI"
 
+// familyEnv names the addresses of clusters.sh.
+const familyEnv = "FAMILY"
+
 // cniTables are the nftables tables in which each CNI masquerades.
 var cniTables = map[string]string{"bridge": "ip cni", "flannel": "ip nat", "flannel-host-gw": "ip flannel-ipv4",
 	"kube-router": "ip nat"}
@@ -38,6 +41,26 @@ func TestKubeClustersCNI(t *testing.T) {
 				}
 				return nil
 			}})
+		})
+	}
+}
+
+// TestKubeClustersFamilies: two clusters of real nodes with IPv6, beside IPv4 and alone, reach each
+// other on all paths of each family, and by a multi-cluster Service.
+func TestKubeClustersFamilies(t *testing.T) {
+	need.Long(t, "two clusters with each family")
+	for family, paths := range map[string]int{"dual": 20, "6": 10} {
+		t.Run(family, func(t *testing.T) {
+			t.Setenv(familyEnv, family)
+			isolated(t, func(t *testing.T) {
+				l := newRealLab(t)
+				out := l.script("join", realImage)
+				if n := strings.Count(out, "\nok "); !strings.Contains(out, "All is well") || n < paths {
+					t.Errorf("%d paths are well, want %d or more", n, paths)
+				}
+				t.Log(out)
+				l.must("leave", "--all", "--yes", inBoth[0], inBoth[1])
+			}, kubernetes, realClusters)
 		})
 	}
 }
