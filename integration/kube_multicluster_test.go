@@ -108,6 +108,33 @@ func (m *multiclusterLab) awaitEndpoints(name string, want ...string) {
 	})
 }
 
+// awaitReady waits until the endpoints of a multi-cluster Service that are ready are of these
+// clusters, as many each.
+func (m *multiclusterLab) awaitReady(name string, clusters ...string) {
+	m.t.Helper()
+	const lost = 30 * time.Second // until a silent peer's are not ready
+	eventuallyWithin(m.t, lost+startTimeout, fmt.Sprintf("%s: ready endpoints of %s in %q", m.name, name, clusters),
+		func() error {
+			list, err := m.api.admin.list("discovery.k8s.io/v1", "EndpointSlice", "shop")
+			var ready []string
+			for _, o := range list {
+				labels, _ := field(o, "metadata", "labels").(object)
+				if labels["multicluster.kubernetes.io/service-name"] != name {
+					continue
+				}
+				for _, e := range o["endpoints"].([]any) {
+					if field(e.(object), "conditions", "ready") == true {
+						ready = append(ready, fmt.Sprint(labels["multicluster.kubernetes.io/source-cluster"]))
+					}
+				}
+			}
+			if err == nil && !sameTexts(ready, clusters) {
+				err = fmt.Errorf("they are in %q; multicluster: %s", ready, m.controller.output())
+			}
+			return err
+		})
+}
+
 func sameTexts(a, b []string) bool {
 	have := map[string]int{}
 	for _, x := range a {
@@ -249,9 +276,14 @@ func TestKubeMulticluster(t *testing.T) {
 			need.NoError(t, milan.gateway.cmd.Process.Signal(syscall.SIGKILL))
 			<-milan.gateway.ended
 			rome.awaitCondition("Connected", "False")
-			rome.awaitEndpoints("web", "milan "+milan.seen(here))
+			own := rome.pod(&kubeNodes[0], 5)
+			rome.apply(shop("web", nil, nil), shopSlice("web", own), serviceExport("web"))
+			rome.awaitEndpoints("web", "rome "+own, "milan "+milan.seen(here))
+			rome.awaitReady("web", "rome")
 			milan.startGateway("gateway-2")
+			rome.awaitReady("web", "milan", "rome")
 			rome.awaitCondition("Connected", "True")
+			need.NoError(t, rome.api.admin.delete(serviceExport("web")))
 			milan.apply(shopSlice("web", there))
 			rome.awaitEndpoints("web", "milan "+milan.seen(there))
 		})

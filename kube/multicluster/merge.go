@@ -14,6 +14,14 @@ import (
 type offer struct {
 	cluster string
 	*exports.Service
+	lost bool // the cluster cannot be reached
+}
+
+// serves reports whether clients may reach an endpoint.
+func (o offer) serves() bool {
+	return !o.lost && slices.ContainsFunc(o.Endpoints, func(g exports.Group) bool {
+		return slices.ContainsFunc(g.Addresses, func(e exports.Endpoint) bool { return e.State == exports.Ready })
+	})
 }
 
 // older sorts offers of one name: the first one decides where they differ (KEP-1645, "Conflict

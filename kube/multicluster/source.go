@@ -168,6 +168,7 @@ func (s *Source) round(ctx context.Context) {
 	whole := s.loop.Complete(allSets...) && !s.looked.IsZero()
 	var due []task
 	var lists []*unstructured.Unstructured
+	s.state.Lose(now)
 	if whole && s.speaks() {
 		due, lists = s.due(now), s.lists(now)
 	}

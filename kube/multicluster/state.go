@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -35,6 +36,8 @@ type State struct {
 	peers   map[string]map[types.NamespacedName]*exports.Service // what is accepted, by Peering
 	clashes map[string]string                                    // why nothing is accepted of a Peering
 	faults  map[string][]string                                  // of peers, by Peering
+	silent  map[string]time.Time                                 // since when, by Peering
+	lost    map[string]bool                                      // Peerings that are silent for lostAfter
 
 	// What is to be derived again, by whose doing, each with a number in the order of time.
 	dirty   map[string]map[types.NamespacedName]uint64
@@ -53,6 +56,7 @@ func NewState() *State {
 		slices: newIndex[*mcs.Slice](), imports: map[types.NamespacedName]*unstructured.Unstructured{},
 		derived: map[types.NamespacedName]*unstructured.Unstructured{}, ours: newIndex[*ourSlice](),
 		peers: map[string]map[types.NamespacedName]*exports.Service{}, clashes: map[string]string{},
+		silent: map[string]time.Time{}, lost: map[string]bool{},
 		faults: map[string][]string{}, dirty: map[string]map[types.NamespacedName]uint64{}}
 }
 
@@ -173,11 +177,17 @@ func (s *State) PutNamespace(name string, there bool) {
 }
 
 // PutPeering takes a Peering; nil: it has gone. While its spec has a fault, the version before
-// counts, or, if there is none, nothing is known of its peer: what is here of it stays. The status
-// does not say what counts, because a gateway writes it, which is not trusted here.
+// counts, or, if there is none, nothing is known of its peer: what is here of it stays. The status,
+// which a gateway writes, is not trusted here: it says of its own peer alone whether it is silent.
 func (s *State) PutPeering(name string, p *peering.Peering) {
 	if p != nil && p.Deleting {
 		p = nil
+	}
+	delete(s.silent, name)
+	if p != nil {
+		if since, down := p.Silent(); down {
+			s.silent[name] = since
+		}
 	}
 	was := s.peerings[name]
 	if p == nil && was == nil {
@@ -193,6 +203,23 @@ func (s *State) PutPeering(name string, p *peering.Peering) {
 		delete(s.peerings, name)
 	}
 	s.judge()
+}
+
+// lostAfter is how long a peer is silent until clients should use other clusters' endpoints.
+const lostAfter = 30 * time.Second
+
+// Lose finds out which peers are lost, and which are so no longer.
+func (s *State) Lose(now time.Time) {
+	for name := range s.peerings {
+		since, silent := s.silent[name]
+		if lost := silent && now.Sub(since) >= lostAfter; lost != s.lost[name] {
+			s.lost[name] = lost
+			for of := range s.peers[name] {
+				s.touchBy(name, of)
+			}
+		}
+	}
+	maps.DeleteFunc(s.lost, func(name string, lost bool) bool { return !lost || s.peerings[name] == nil })
 }
 
 // PutHeard takes a PeerExports; nil: it has gone.
@@ -304,11 +331,32 @@ func (s *State) offers(name types.NamespacedName) (all []offer) {
 	}
 	for of, services := range s.peers {
 		if x := services[name]; x != nil {
-			all = append(all, offer{s.peerings[of].Peer, x})
+			all = append(all, offer{s.peerings[of].Peer, x, s.lost[of]})
 		}
 	}
 	slices.SortFunc(all, older)
+	if slices.ContainsFunc(all, offer.serves) {
+		for i, o := range all {
+			if o.lost {
+				all[i].Service = notReady(o.Service)
+			}
+		}
+	}
 	return all
+}
+
+// notReady returns a Service whose endpoints get no new connections.
+func notReady(x *exports.Service) *exports.Service {
+	away := *x
+	away.Endpoints = slices.Clone(x.Endpoints)
+	for i := range away.Endpoints {
+		g := &away.Endpoints[i]
+		g.Addresses = slices.Clone(g.Addresses)
+		for i := range g.Addresses {
+			g.Addresses[i].State = exports.NotReady
+		}
+	}
+	return &away
 }
 
 // own returns what this cluster exports by a name.
@@ -330,7 +378,7 @@ func (s *State) own(name types.NamespacedName) (offer, bool) {
 			named(&g.Addresses[i])
 		}
 	}
-	return offer{s.cluster, &x}, true
+	return offer{s.cluster, &x, false}, true
 }
 
 // shared reports whether any peer hears of the exports of a namespace.

@@ -485,6 +485,47 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// TestLost: the endpoints of a peer that has been silent for half a minute are not ready as long as
+// another cluster has one that is, and ready again once the peer answers.
+func TestLost(t *testing.T) {
+	w := rome(t)
+	status := func(connected string) string {
+		return fmt.Sprintf(peeringText, "milan", 1) + fmt.Sprintf("status: {conditions: [{type: Connected, status: %q, "+
+			"lastTransitionTime: \"2026-11-29T18:00:00Z\"}]}\n", connected)
+	}
+	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5, host: a}, {ip: 10.244.1.6, host: b, state: serving}"))
+	here, ready := "turin 10.62.1.5:8080 c", []string{"milan 10.61.1.5:8080 a", "milan 10.61.1.6:8080 b serving"}
+	away := []string{"milan 10.61.1.5:8080 a notReady", "milan 10.61.1.6:8080 b notReady"}
+	for _, x := range []struct {
+		what, connected, turin string
+		after                  time.Duration
+		want                   []string
+	}{
+		{"alone", "False", "", time.Hour, ready},
+		{"turin exports, too", "False", "{ip: 10.244.1.5, host: c}", time.Hour, append(slices.Clone(away), here)},
+		{"turin's is not ready", "False", "{ip: 10.244.1.5, host: c, state: notReady}", time.Hour,
+			append(slices.Clone(ready), here+" notReady")},
+		{"it is again", "False", "{ip: 10.244.1.5, host: c}", time.Hour, append(slices.Clone(away), here)},
+		{"milan answers", "True", "{ip: 10.244.1.5, host: c}", time.Hour, append(slices.Clone(ready), here)},
+		{"a short silence", "False", "{ip: 10.244.1.5, host: c}", lostAfter - time.Second,
+			append(slices.Clone(ready), here)},
+		{"a longer one", "False", "{ip: 10.244.1.5, host: c}", lostAfter, append(slices.Clone(away), here)},
+		{"milan alone", "False", "", lostAfter, ready},
+	} {
+		w.peering("milan", status(x.connected))
+		w.now = time.Date(2026, 11, 29, 18, 0, 0, 0, time.UTC).Add(x.after)
+		w.Lose(w.now)
+		all := ""
+		if x.turin != "" {
+			all = fmt.Sprintf(web, 2, x.turin)
+		}
+		w.hear("turin", all)
+		if got := w.seen("web"); !slices.Equal(got, x.want) {
+			t.Errorf("%s: %q, want %q", x.what, got, x.want)
+		}
+	}
+}
+
 // TestClash: of two Peerings with one cluster, the older one's counts.
 func TestClash(t *testing.T) {
 	w := rome(t)

@@ -129,6 +129,17 @@ func (s *GatewaySource) conditions(plan *Plan, check kube.Check, trouble string)
 	return s.services.setConditions(plan, all)
 }
 
+// Silent reports whether the peer cannot be reached, according to the status, and since when.
+func (p *Peering) Silent() (since time.Time, silent bool) {
+	for _, c := range p.Status.Conditions {
+		if c != nil && c.Type == Connected && c.Status == "False" {
+			at, err := time.Parse(time.RFC3339, c.Since)
+			return at, err == nil
+		}
+	}
+	return since, false
+}
+
 // maxMessage is the maximum length of a message in a status, in bytes: an API server accepts no
 // object of more than 1.5 MiB.
 const maxMessage = 1024
