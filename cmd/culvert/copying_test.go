@@ -134,6 +134,14 @@ func (o *cutObjects) Get(ctx context.Context, name string, g metav1.GetOptions,
 	return o.ResourceInterface.Get(ctx, name, g, sub...)
 }
 
+func (o *cutObjects) Update(ctx context.Context, u *unstructured.Unstructured, p metav1.UpdateOptions,
+	sub ...string) (*unstructured.Unstructured, error) {
+	if o.of.cut.Load() {
+		return nil, errCut
+	}
+	return o.ResourceInterface.Update(ctx, u, p, sub...)
+}
+
 func (o *cutObjects) List(ctx context.Context, l metav1.ListOptions) (*unstructured.UnstructuredList, error) {
 	if o.of.cut.Load() {
 		return nil, errCut

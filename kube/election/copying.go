@@ -32,6 +32,9 @@ type Replica interface {
 const (
 	// copyLook is how often a standby looks up the address of the pod that it copies.
 	copyLook = time.Second
+	// aloneLook is how often an active gateway that has found no other pod looks for one. A pod
+	// that starts does not wait for that: it looks up this one.
+	aloneLook = 5 * time.Second
 	// catchUpTime limits how long a gateway that has just started copies another pod's table before
 	// it may forward. A container that was killed and restarted in its pod may still have the
 	// Lease.
@@ -71,6 +74,7 @@ func (e *Elector) CatchUp(ctx context.Context, r Replica, learned func() bool) {
 func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 	tick := time.NewTicker(copyLook)
 	defer tick.Stop()
+	var next time.Time // while this gateway is active
 	for {
 		select {
 		case <-ctx.Done():
@@ -78,12 +82,15 @@ func (e *Elector) Copy(ctx context.Context, r Replica, learned func() bool) {
 		case <-tick.C:
 		}
 		is := e.Role()
-		if !learned() || is != role.Standby && (is != role.Active || r.Followed()) {
+		if !learned() || is != role.Standby && (is != role.Active || r.Followed() || time.Now().Before(next)) {
 			continue
 		}
-		at, _ := e.source(ctx)
+		at, err := e.source(ctx)
 		switch claim := e.Claim(); {
 		case !at.IsValid():
+			if err == nil {
+				next = time.Now().Add(aloneLook - copyLook/2)
+			}
 		case is == role.Standby:
 			r.Follow(at)
 		case claim != nil:

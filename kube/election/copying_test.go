@@ -101,6 +101,34 @@ func TestCopy(t *testing.T) {
 	})
 }
 
+// TestAloneLook: an active gateway without another pod seldom looks for one, and tells one that
+// comes of its Lease.
+func TestAloneLook(t *testing.T) {
+	need.Bubble(t, func(t *testing.T) {
+		api := newAPI(pod("a", map[string]any{"component": "gateway", "gateway-name": "milan"}))
+		e, _ := newElector(api, "a")
+		e.attempt(t.Context())
+		api.ClearActions()
+		one := &copier{}
+		copies := func(lasts time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), lasts)
+			defer cancel()
+			e.Copy(ctx, one, func() bool { return true })
+		}
+		copies(4*aloneLook - copyLook/2)
+		if n := len(api.Actions()); n != 4 || len(one.did) > 0 {
+			t.Errorf("it makes %d requests and the calls %q, want 4 and none", n, one.did)
+		}
+		other := pod("b", map[string]any{"component": "gateway", "gateway-name": "milan"})
+		other.Object["status"] = map[string]any{"podIP": "10.1.0.2"}
+		_, err := api.Resource(objects.Pods).Namespace(namespace).Create(t.Context(), other, metav1.CreateOptions{})
+		need.NoError(t, err)
+		if copies(2 * aloneLook); len(one.did) == 0 || !strings.HasPrefix(one.did[0], "visit 10.1.0.2:") {
+			t.Errorf("after another pod has come, it makes the calls %q, want a visit", one.did)
+		}
+	})
+}
+
 // TestGone: a standby does not wait for a holder of the Lease whose pod no longer exists, or has
 // ended. It waits for one whose pod exists, and for one that is not a pod of its Deployment. It
 // then owns the Lease by what owns its pod.

@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
 	"culvert/gateway/role"
@@ -54,6 +55,9 @@ type Elector struct {
 	taken    chan struct{} // another gateway has the Lease that this one gave back
 	yielded  chan struct{} // yieldedTo has changed
 	trying   chan struct{} // full during an attempt, which may have written the Lease and not heard so yet
+
+	// the Lease as this gateway has last written it; nil: it has to be read. Only attempt uses it.
+	written *unstructured.Unstructured
 
 	mu      sync.Mutex
 	machine *role.Machine // +checklocks:mu
@@ -191,15 +195,20 @@ func (e *Elector) attempts(ctx context.Context) {
 	}
 }
 
-// attempt reads the Lease, and writes it if this gateway may have it.
+// attempt reads the Lease, and writes it if this gateway may have it. The holder writes what it
+// wrote last without reading it again: the API server refuses that if somebody else has written
+// since.
 func (e *Elector) attempt(ctx context.Context) {
 	e.trying <- struct{}{}
 	defer func() { <-e.trying }()
 	ctx, cancel := context.WithTimeout(ctx, max(e.Deadline/2, e.Retry))
 	defer cancel()
 	client := e.Client.Resource(objects.Leases).Namespace(e.Namespace)
-	u, err := client.Get(ctx, e.Name, metav1.GetOptions{})
-	e.Causes.Log(ctx, "get", objects.Leases.Resource, ignoreAbsent(err))
+	u, err := e.written, error(nil)
+	if e.written = nil; u == nil {
+		u, err = client.Get(ctx, e.Name, metav1.GetOptions{})
+		e.Causes.Log(ctx, "get", objects.Leases.Resource, ignoreAbsent(err))
+	}
 	var have *role.Lease
 	switch {
 	case apierrors.IsNotFound(err):
@@ -239,11 +248,12 @@ func (e *Elector) attempt(ctx context.Context) {
 	}
 	asked := e.now()
 	if u == nil {
-		_, err = client.Create(ctx, next, metav1.CreateOptions{})
+		next, err = client.Create(ctx, next, metav1.CreateOptions{})
 	} else {
-		_, err = client.Update(ctx, next, metav1.UpdateOptions{})
+		next, err = client.Update(ctx, next, metav1.UpdateOptions{})
 	}
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) { // another gateway was faster
+	// another gateway was faster, or somebody has removed the Lease
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || u != nil && apierrors.IsNotFound(err) {
 		signal(e.poke)
 		return
 	}
@@ -253,6 +263,7 @@ func (e *Elector) attempt(ctx context.Context) {
 		return
 	}
 	e.succeeded()
+	e.written = next
 	if takes {
 		e.take(ctx, want.Term)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -57,9 +58,28 @@ func (g *driven) is() role.Role {
 	return g.roles[len(g.roles)-1]
 }
 
+// newAPI returns an API server that refuses, as real ones do, to update a Lease of an old version.
 func newAPI(all ...runtime.Object) *fake.FakeDynamicClient {
-	return fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
+	api := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
 		map[schema.GroupVersionResource]string{objects.Leases: "LeaseList", objects.Pods: "PodList"}, all...)
+	var mu sync.Mutex
+	versions := map[string]int{}
+	api.PrependReactor("*", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		write, ok := a.(clienttesting.UpdateAction) // also one that creates
+		if !ok {
+			return false, nil, nil
+		}
+		u := write.GetObject().(*unstructured.Unstructured)
+		if v := versions[u.GetName()]; a.GetVerb() == "update" && u.GetResourceVersion() != strconv.Itoa(v) && v > 0 {
+			return true, nil, &conflict
+		}
+		versions[u.GetName()]++
+		u.SetResourceVersion(strconv.Itoa(versions[u.GetName()]))
+		return false, nil, nil
+	})
+	return api
 }
 
 func newElector(api *fake.FakeDynamicClient, pod string) (*Elector, *driven) {
@@ -128,8 +148,51 @@ func TestAttempts(t *testing.T) {
 		t.Errorf("a releases the Lease of b: %+v, %v", l, err)
 	}
 	a.attempt(t.Context())
+	<-a.poke // somebody else has written the Lease since
+	a.attempt(t.Context())
 	if gatewayA.is() != role.Standby {
 		t.Errorf("while b has the Lease, a is %v, want standby", gatewayA.is())
+	}
+}
+
+// TestRenew: a gateway renews its Lease with one request. It takes note when somebody else has
+// written the Lease, or removed it.
+func TestRenew(t *testing.T) {
+	api := newAPI()
+	e, g := newElector(api, "a")
+	requests := func() (all []string) {
+		api.ClearActions()
+		e.attempt(t.Context())
+		for _, a := range api.Actions() {
+			all = append(all, a.GetVerb())
+		}
+		return all
+	}
+	expect := func(want ...string) {
+		t.Helper()
+		if got := requests(); !slices.Equal(got, want) {
+			t.Errorf("an attempt makes the requests %q, want %q", got, want)
+		}
+	}
+	expect("get", "create")
+	expect("update")
+	expect("update")
+	leases := api.Resource(objects.Leases).Namespace(namespace)
+	u, err := leases.Get(t.Context(), leaseName, metav1.GetOptions{})
+	need.NoError(t, err)
+	u.SetAnnotations(map[string]string{"by": "somebody"})
+	_, err = leases.Update(t.Context(), u, metav1.UpdateOptions{})
+	need.NoError(t, err)
+	expect("update")
+	<-e.poke
+	expect("get", "update")
+	expect("update")
+	need.NoError(t, leases.Delete(t.Context(), leaseName, metav1.DeleteOptions{}))
+	expect("update")
+	<-e.poke
+	expect("get", "create")
+	if g.is() != role.Active {
+		t.Errorf("it is %v, want active", g.is())
 	}
 }
 
