@@ -155,7 +155,7 @@ var importRules = []importRule{
 		"a file and a registry: no cluster"},
 	{"kube/deploy", []string{"culvert/kube", "culvert/kube/join/terms", "culvert/kube/manifests", "culvert/kube/mcs",
 		"culvert/kube/peering", "k8s.io/apimachinery", "k8s.io/client-go/dynamic", "k8s.io/client-go/rest",
-		"sigs.k8s.io/mcs-api/config/crd", "sigs.k8s.io/yaml"},
+		"k8s.io/client-go/util/retry", "sigs.k8s.io/mcs-api/config/crd", "sigs.k8s.io/yaml"},
 		"it applies and removes what others have decided: no flags, no terminal, no gateway"},
 	{"kube/join/terms", []string{"culvert/gateway/configfile", "culvert/gateway/wgkey", "culvert/ipam",
 		"culvert/kube/objects", "culvert/kube/peering", "k8s.io/apimachinery"},

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"culvert/kube/join/terms"
 	"culvert/kube/manifests"
@@ -163,7 +164,9 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 	if fault := peering.PeeringOf(u).Fault(); fault != "" {
 		return nil, fmt.Errorf("%s: %s", nameOf(u), fault)
 	}
-	if err := c.replace(ctx, u, dry); err != nil && !apierrors.IsNotFound(err) {
+	// the gateway writes the status of a Peering that is there
+	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error { return c.replace(ctx, u, dry) })
+	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("apply %s: %w", nameOf(u), err)
 	}
 	return p, nil

@@ -133,6 +133,24 @@ func TestRehearse(t *testing.T) {
 	}
 }
 
+// TestRehearseConflict: a gateway that writes the status of its Peering in between refuses nothing.
+func TestRehearseConflict(t *testing.T) {
+	cluster, writes := applying(t, "",
+		"{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: milan, namespace: culvert}}")
+	conflicts := 0
+	cluster.client.(*fake.FakeDynamicClient).PrependReactor("update", "peerings",
+		func(kubetesting.Action) (bool, runtime.Object, error) {
+			if conflicts++; conflicts > 2 {
+				return false, nil, nil
+			}
+			return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "peerings"}, "milan", nil)
+		})
+	if _, err := cluster.Rehearse(t.Context(), anyGateway("milan"), wanted(), nil); err != nil || conflicts != 3 ||
+		*writes != 0 {
+		t.Errorf("%v after %d attempts and %d writes, want the third to succeed, and none", err, conflicts, *writes)
+	}
+}
+
 // kept returns what others have made or set, by name.
 func kept(p *Plan) string {
 	var all []string
