@@ -26,20 +26,21 @@ type Write struct {
 	was any // what the State had there when it chose the write
 }
 
-// Next returns the next write of a name; nil: all is as it should be, or waits for another object.
+// Next returns the next write of a task; nil: all is as it should be, or waits for another object.
 // fault says what is in the way.
-func (s *State) Next(name types.NamespacedName, now time.Time) (w *Write, fault string) {
-	if w, fault = s.next(name, now); w != nil {
+func (s *State) Next(t task, now time.Time) (w *Write, fault string) {
+	if w, fault = s.next(t, now); w != nil {
 		w.was = s.there(w)
 	}
 	return w, fault
 }
 
-func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault string) {
+func (s *State) next(t task, now time.Time) (w *Write, fault string) {
+	name := t.name
 	if !s.namespaces[name.Namespace] {
 		return nil, ""
 	}
-	all := s.offers(name)
+	all := s.offers(t)
 	var merged exports.Service
 	var conflicts []conflict
 	if len(all) > 0 {
@@ -53,11 +54,11 @@ func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault 
 	case foreign && len(all) > 0:
 		return nil, notOurs(name)
 	case foreign:
-		return s.remove(name, nil, nil), ""
+		return s.remove(t, nil, nil), ""
 	case len(all) == 0 && s.waits(name):
 		return nil, ""
 	case len(all) == 0:
-		return s.remove(name, nil, of), ""
+		return s.remove(t, nil, of), ""
 	case of == nil:
 		next := s.importOf(name, merged, nil, nil)
 		return &Write{Verb: "create", Resource: objects.ServiceImports, Object: next}, ""
@@ -92,7 +93,7 @@ func (s *State) next(name types.NamespacedName, now time.Time) (w *Write, fault 
 		return &Write{Verb: "delete", Resource: objects.Services, Object: have}, ""
 	}
 	want := s.slicesOf(name, merged, all, derived)
-	if w := s.nextSlice(name, want, of); w != nil {
+	if w := s.nextSlice(t, want, of); w != nil {
 		return w, ""
 	}
 	if next := statusOf(of, all, now); next != nil {
@@ -118,10 +119,12 @@ func (s *State) waits(name types.NamespacedName) bool {
 
 // remove returns the next deletion of what is there of a name: EndpointSlices except those in keep,
 // then the Service and the ServiceImport.
-func (s *State) remove(name types.NamespacedName, keep map[string]*ourSlice, of *unstructured.Unstructured) *Write {
+func (s *State) remove(t task, keep map[string]*ourSlice, of *unstructured.Unstructured) *Write {
+	name := t.name
 	for _, called := range slices.Sorted(maps.Keys(s.ours.of[name])) {
 		x := s.ours.of[name][called]
-		if keep[called] == nil && !x.meta.deleting && (keep == nil || !s.unknown(x.cluster)) {
+		stays := keep != nil && (s.unknown(x.cluster) || s.leaves(t, x.cluster))
+		if keep[called] == nil && !x.meta.deleting && !stays {
 			gone := nameOf(name.Namespace, called, x.meta.uid)
 			return &Write{Verb: "delete", Resource: objects.EndpointSlices, Object: gone}
 		}

@@ -127,11 +127,13 @@ func unused(prefix string, taken func(string) bool) string {
 }
 
 // nextSlice returns the next write of EndpointSlices. What is added comes before what goes.
-func (s *State) nextSlice(name types.NamespacedName, want map[string]*ourSlice, of *unstructured.Unstructured) *Write {
+func (s *State) nextSlice(t task, want map[string]*ourSlice, of *unstructured.Unstructured) *Write {
+	name := t.name
 	for _, called := range slices.Sorted(maps.Keys(want)) {
 		x := want[called]
 		have := s.ours.of[name][called]
 		switch {
+		case s.leaves(t, x.cluster):
 		case have == nil:
 			return &Write{Verb: "create", Resource: objects.EndpointSlices, Object: sliceOf(name, called, x, of, "")}
 		case have.meta.deleting, have.same(x):
@@ -140,7 +142,7 @@ func (s *State) nextSlice(name types.NamespacedName, want map[string]*ourSlice, 
 			return &Write{Verb: "update", Resource: objects.EndpointSlices, Object: next}
 		}
 	}
-	return s.remove(name, want, nil)
+	return s.remove(t, want, nil)
 }
 
 func sliceOf(

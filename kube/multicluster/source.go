@@ -45,9 +45,9 @@ type Source struct {
 	looked    time.Time // at the ServiceCIDRs; for round alone
 
 	mu    sync.Mutex
-	state *State                             // +checklocks:mu
-	later map[types.NamespacedName]time.Time // when a name is looked at again; +checklocks:mu
-	spent map[string]int                     // writes of this round, by cause; +checklocks:mu
+	state *State             // +checklocks:mu
+	later map[task]time.Time // when it is due again, by key; +checklocks:mu
+	spent map[string]int     // writes of this round, by cause; +checklocks:mu
 	// What Peerings may still have written, in bytes. A peer that has used up its part waits.
 	budgets map[string]*rate.Limiter        // +checklocks:mu
 	why     map[types.NamespacedName]string // what is in its way; +checklocks:mu
@@ -57,7 +57,7 @@ type Source struct {
 // is its own name, for Events. It writes only while speaks returns true.
 func NewSource(client dynamic.Interface, namespace, pod string, speaks func() bool, log *logrus.Entry) *Source {
 	s := &Source{log: log, namespace: namespace, limit: rate.NewLimiter(writesASec, writesFirst), speaks: speaks,
-		state: NewState(), later: map[types.NamespacedName]time.Time{}, why: map[types.NamespacedName]string{},
+		state: NewState(), later: map[task]time.Time{}, why: map[types.NamespacedName]string{},
 		budgets: map[string]*rate.Limiter{}}
 	s.loop = kube.NewLoop(client, &s.mu, kube.Reporter{Self: pod, Instance: pod}, log)
 	return s
@@ -167,10 +167,12 @@ func (s *Source) round(ctx context.Context) {
 	s.mu.Lock()
 	whole := s.loop.Complete(allSets...) && !s.looked.IsZero()
 	var due []task
+	var more bool
 	var lists []*unstructured.Unstructured
 	s.state.Lose(now)
 	if whole && s.speaks() {
-		due, lists = s.due(now), s.lists(now)
+		due, more = s.due(now)
+		lists = s.lists(now)
 	}
 	s.spent = map[string]int{}
 	faults := s.faults()
@@ -202,27 +204,27 @@ func (s *Source) round(ctx context.Context) {
 	left, unfinished := len(s.state.dirty) > 0, slices.Contains(slices.Collect(maps.Values(s.spent)), turn)
 	s.mu.Unlock()
 	switch {
-	case unfinished:
+	case unfinished, more:
 		s.loop.Wake()
 	case left:
 		time.AfterFunc(restOfName, s.loop.Wake)
 	}
 }
 
-// due returns the names to look at now.
+// due returns the tasks of now; more says that others of their names are due, too.
 //
 // +checklocks:s.mu
-func (s *Source) due(now time.Time) []task {
-	budgets := s.budgets
-	all := s.state.take(func(t task) bool {
+func (s *Source) due(now time.Time) (all []task, more bool) {
+	later, budgets := s.later, s.budgets
+	all, more = s.state.take(func(t task) bool {
 		b := budgets[t.cause]
-		return !now.Before(s.later[t.name]) && (b == nil || b.TokensAt(now) >= 0)
+		return !now.Before(later[t.key()]) && (b == nil || b.TokensAt(now) >= 0)
 	})
 	for _, t := range all {
-		s.later[t.name] = now.Add(restOfName)
+		s.later[t.key()] = now.Add(restOfName)
 	}
-	maps.DeleteFunc(s.later, func(_ types.NamespacedName, at time.Time) bool { return !now.Before(at) })
-	return all
+	maps.DeleteFunc(s.later, func(_ task, at time.Time) bool { return !now.Before(at) })
+	return all, more
 }
 
 // charge takes a write from the budget of the peer that has caused it.
@@ -263,10 +265,11 @@ func (s *Source) look(ctx context.Context, now time.Time) {
 // +checklocks:s.mu
 func (s *Source) lists(now time.Time) (all []*unstructured.Unstructured) {
 	for name, p := range s.state.peerings {
-		if len(p.Services.Import) == 0 || s.state.heard[name] != nil || now.Before(s.later[within("", name)]) {
+		of := task{name: within("", name)}
+		if len(p.Services.Import) == 0 || s.state.heard[name] != nil || now.Before(s.later[of]) {
 			continue
 		}
-		s.later[within("", name)] = now.Add(retryName)
+		s.later[of] = now.Add(retryName)
 		all = append(all, &unstructured.Unstructured{Object: map[string]any{"apiVersion": objects.Culvert,
 			"kind": setHeard, "metadata": map[string]any{"name": name, "namespace": s.namespace,
 				"ownerReferences": []any{map[string]any{"apiVersion": objects.Culvert, "kind": peering.KindPeering,
@@ -328,11 +331,11 @@ func (s *Source) settle(ctx context.Context, t task) {
 	for ctx.Err() == nil && s.speaks() {
 		s.mu.Lock()
 		if s.spent[t.cause] >= turn {
-			delete(s.later, name)
+			delete(s.later, t.key())
 			s.mu.Unlock()
 			break
 		}
-		w, fault := s.state.Next(name, time.Now())
+		w, fault := s.state.Next(t, time.Now())
 		if fault != "" {
 			s.why[name] = fault
 		} else if w == nil {
@@ -350,8 +353,8 @@ func (s *Source) settle(ctx context.Context, t task) {
 		}
 		if again, ok := s.write(ctx, name, w); !ok {
 			s.mu.Lock()
-			if s.later[name] = time.Now().Add(retryName); again {
-				s.later[name] = time.Now().Add(restOfName)
+			if s.later[t.key()] = time.Now().Add(retryName); again {
+				s.later[t.key()] = time.Now().Add(restOfName)
 			}
 			s.mu.Unlock()
 			break

@@ -103,12 +103,14 @@ func (a *apiServer) tell(t *testing.T, peer, services string) {
 	need.NoError(t, a.Tracker().Update(objects.PeerExports, u, "culvert"))
 }
 
-// endpoint returns the first address of a Service's endpoints.
-func (s *Source) endpoint(name string) string {
+// endpoint returns the first address of a cluster's endpoints of shop/web.
+func (s *Source) endpoint(cluster string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, x := range s.state.ours.of[within("shop", name)] {
-		return x.group.Addresses[0].IP.String()
+	for _, x := range s.state.ours.of[within("shop", "web")] {
+		if x.cluster == cluster {
+			return x.group.Addresses[0].IP.String()
+		}
 	}
 	return ""
 }
@@ -137,7 +139,7 @@ func TestPeerThatChangesAll(t *testing.T) {
 			a.tell(t, "milan", loud(n))
 			a.tell(t, "turin", fmt.Sprintf(web, 1, fmt.Sprintf("{ip: 10.244.2.%d}", n%200+1)))
 			want, began := fmt.Sprintf("10.62.2.%d", n%200+1), time.Now()
-			for s.endpoint("web") != want {
+			for s.endpoint("turin") != want {
 				if time.Since(began) > time.Minute {
 					t.Fatalf("turin's change %d is not there after a minute", n)
 				}
@@ -152,9 +154,61 @@ func TestPeerThatChangesAll(t *testing.T) {
 		if n, most := a.writes.Load(), int64(seconds*writesASec*11/10); n > most {
 			t.Errorf("%d writes, want at most %d", n, most)
 		}
-		if n, most := a.bytes.Load(), int64(burst+(seconds+10)*each); n > most || n < burst {
+		if n, most := a.bytes.Load(), int64(burst+(seconds+10)*each); n > most || n+least*a.writes.Load() < burst {
 			t.Errorf("%d bytes, want at most %d", n, most)
 		}
 		t.Logf("%d writes of %d bytes; turin's slowest change takes %v", a.writes.Load(), a.bytes.Load(), slowest)
+	})
+}
+
+// TestSharedName: what a peer that has used up its budget changes of a name waits for that budget,
+// and neither delays nor is charged to another peer that changes the same name.
+func TestSharedName(t *testing.T) {
+	withSource(t, func(a *apiServer, s *Source) {
+		loud := func(n int) string { // the oldest export, in 20 EndpointSlices
+			var all []string
+			for i := range 2000 {
+				all = append(all, fmt.Sprintf("{ip: 10.244.%d.%d, state: %q}", 10+i/250, 1+i%250,
+					[]string{exports.Ready, exports.NotReady}[n%2]))
+			}
+			return strings.Replace(fmt.Sprintf(web, 1, strings.Join(all, ",")), "name: web,",
+				fmt.Sprintf("name: web, annotations: {a: \"%d %s\"},", n, strings.Repeat("x", 1000)), 1)
+		}
+		quiet := func(n int) string { return fmt.Sprintf(web, 2, fmt.Sprintf("{ip: 10.244.2.%d}", n+1)) }
+		a.tell(t, "milan", loud(0))
+		a.tell(t, "turin", quiet(0))
+		time.Sleep(5 * time.Second)
+		s.mu.Lock()
+		s.budgets["milan"] = rate.NewLimiter(1, 1_000_000)
+		s.budgets["milan"].ReserveN(time.Now(), 1_000_000)
+		s.budgets["milan"].ReserveN(time.Now(), 1000) // for a quarter of an hour
+		s.budgets["turin"] = rate.NewLimiter(0, 1_000_000)
+		s.mu.Unlock()
+		before, slowest := a.writes.Load(), time.Duration(0)
+		const changes = 10
+		for n := range changes {
+			a.tell(t, "milan", loud(n+1))
+			a.tell(t, "turin", quiet(n+1))
+			began := time.Now()
+			for s.endpoint("turin") != fmt.Sprintf("10.62.2.%d", n+2) {
+				if time.Since(began) > time.Minute {
+					t.Fatalf("turin's change %d is not there after a minute", n)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			slowest = max(slowest, time.Since(began))
+			time.Sleep(time.Second)
+		}
+		if slowest > time.Second {
+			t.Errorf("turin's slowest change takes %v", slowest)
+		}
+		if n := a.writes.Load() - before; n != changes {
+			t.Errorf("%d writes for %d changes of turin's", n, changes)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if spent := 1_000_000 - s.budgets["turin"].Tokens(); spent > changes*2*least {
+			t.Errorf("turin is charged %.0f bytes for %d changes", spent, changes)
+		}
 	})
 }

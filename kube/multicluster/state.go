@@ -42,6 +42,8 @@ type State struct {
 	// What is to be derived again, by whose doing, each with a number in the order of time.
 	dirty   map[string]map[types.NamespacedName]uint64
 	touched uint64
+	// What a peer exported before, by Peering: until its own task begins, it counts for others'.
+	before map[string]map[types.NamespacedName]*exports.Service
 }
 
 // local is the cause of what anything but the exports of a peer has changed. The other causes are
@@ -57,7 +59,8 @@ func NewState() *State {
 		derived: map[types.NamespacedName]*unstructured.Unstructured{}, ours: newIndex[*ourSlice](),
 		peers: map[string]map[types.NamespacedName]*exports.Service{}, clashes: map[string]string{},
 		silent: map[string]time.Time{}, lost: map[string]bool{},
-		faults: map[string][]string{}, dirty: map[string]map[types.NamespacedName]uint64{}}
+		faults: map[string][]string{}, dirty: map[string]map[types.NamespacedName]uint64{},
+		before: map[string]map[types.NamespacedName]*exports.Service{}}
 }
 
 // An index has objects by their own name, and their names by the Service that they belong to.
@@ -93,12 +96,15 @@ func (s *State) touchBy(cause string, name types.NamespacedName) {
 	s.back(task{name, cause, s.touched})
 }
 
-// A task is to derive all of a name again.
+// A task is to derive all of a name again, except what the tasks of other peers are for.
 type task struct {
 	name  types.NamespacedName
 	cause string
 	since uint64
 }
+
+// key returns what is the same of all tasks of a cause about a name.
+func (t task) key() task { return task{name: t.name, cause: t.cause} }
 
 // back makes a task wait again.
 func (s *State) back(t task) {
@@ -111,8 +117,8 @@ func (s *State) back(t task) {
 }
 
 // take returns the tasks of which due is true, those that have waited longest first, and at most
-// one of a name. They wait no longer.
-func (s *State) take(due func(task) bool) (all []task) {
+// one of a name. They wait no longer. more says that others of these names are due.
+func (s *State) take(due func(task) bool) (all []task, more bool) {
 	for cause, names := range s.dirty {
 		for name, since := range names {
 			if t := (task{name, cause, since}); due(t) {
@@ -121,19 +127,40 @@ func (s *State) take(due func(task) bool) (all []task) {
 		}
 	}
 	slices.SortFunc(all, func(a, b task) int { return cmp.Compare(a.since, b.since) })
-	taken := map[types.NamespacedName]bool{}
+	taken, n := map[types.NamespacedName]bool{}, len(all)
 	all = slices.DeleteFunc(all, func(t task) bool {
 		had := taken[t.name]
 		taken[t.name] = true
 		return had
 	})
-	for cause, names := range s.dirty {
-		maps.DeleteFunc(names, func(name types.NamespacedName, _ uint64) bool { return taken[name] })
-		if len(names) == 0 {
-			delete(s.dirty, cause)
+	for _, t := range all {
+		delete(s.before[t.cause], t.name)
+		if delete(s.dirty[t.cause], t.name); len(s.dirty[t.cause]) == 0 {
+			delete(s.dirty, t.cause)
 		}
 	}
-	return all
+	return all, len(all) < n
+}
+
+// changed touches a name of which a peer exports something else than before.
+func (s *State) changed(peering string, name types.NamespacedName, was *exports.Service) {
+	if s.before[peering] == nil {
+		s.before[peering] = map[types.NamespacedName]*exports.Service{}
+	}
+	if _, waits := s.before[peering][name]; !waits {
+		s.before[peering][name] = was
+	}
+	s.touchBy(peering, name)
+}
+
+// leaves reports whether a task leaves the endpoints of a cluster to one of that peer.
+func (s *State) leaves(t task, cluster string) bool {
+	for of, p := range s.peerings {
+		if _, waits := s.dirty[of][t.name]; waits && of != t.cause && p.Peer == cluster {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *State) touchAll(within func(types.NamespacedName) bool) {
@@ -267,6 +294,8 @@ func (s *State) judge() {
 		s.accept(name)
 	}
 	s.touchAll(func(types.NamespacedName) bool { return true })
+	clear(s.before)
+	maps.DeleteFunc(s.dirty, func(cause string, _ map[types.NamespacedName]uint64) bool { return cause != local })
 }
 
 // accept judges what a peer exports, and touches the names that differ from before.
@@ -294,12 +323,12 @@ func (s *State) accept(name string) {
 	is := s.peers[name]
 	for of, service := range is {
 		if was[of] == nil || !reflect.DeepEqual(was[of], service) {
-			s.touchBy(name, of)
+			s.changed(name, of, was[of])
 		}
 	}
 	for of := range was {
 		if is[of] == nil {
-			s.touchBy(name, of)
+			s.changed(name, of, was[of])
 		}
 	}
 	if (is == nil) != (was == nil) && p != nil { // what was left while nothing was known is judged now
@@ -324,14 +353,18 @@ func (s *State) unknown(cluster string) bool {
 	return false
 }
 
-// offers returns what all clusters export by a name, the oldest first.
-func (s *State) offers(name types.NamespacedName) (all []offer) {
-	if o, ok := s.own(name); ok {
+// offers returns what all clusters export by the name of a task, the oldest first.
+func (s *State) offers(t task) (all []offer) {
+	if o, ok := s.own(t.name); ok {
 		all = append(all, o)
 	}
-	for of, services := range s.peers {
-		if x := services[name]; x != nil {
-			all = append(all, offer{s.peerings[of].Peer, x, s.lost[of]})
+	for of, p := range s.peerings {
+		x := s.peers[of][t.name]
+		if was, waits := s.before[of][t.name]; waits && of != t.cause {
+			x = was
+		}
+		if x != nil {
+			all = append(all, offer{p.Peer, x, s.lost[of]})
 		}
 	}
 	slices.SortFunc(all, older)

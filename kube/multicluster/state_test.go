@@ -106,7 +106,7 @@ endpoints: [%[2]s]`, name, "{addresses: ["+strings.Join(addresses, "]}, {address
 func (w *world) settle() {
 	w.t.Helper()
 	for {
-		all := w.take(func(task) bool { return true })
+		all, _ := w.take(func(task) bool { return true })
 		if len(all) == 0 {
 			return
 		}
@@ -115,7 +115,7 @@ func (w *world) settle() {
 				if n == 1000 {
 					w.t.Fatalf("%s needs write after write: %v", t.name, w.writes[len(w.writes)-5:])
 				}
-				next, _ := w.Next(t.name, w.now)
+				next, _ := w.Next(t, w.now)
 				if next == nil || !w.obey(next) {
 					break
 				}
@@ -393,7 +393,7 @@ func TestForeign(t *testing.T) {
 	if len(w.writes) > 0 {
 		t.Errorf("writes %q", w.writes)
 	}
-	if _, fault := w.Next(name, w.now); !strings.Contains(fault, "culvert has not made") {
+	if _, fault := w.Next(task{name: name}, w.now); !strings.Contains(fault, "culvert has not made") {
 		t.Errorf("fault %q", fault)
 	}
 	w.hear("milan", "")
@@ -650,7 +650,7 @@ func TestOvertaken(t *testing.T) {
 	w.hear("milan", fmt.Sprintf(web, 1, "{ip: 10.244.1.5}"))
 	name := types.NamespacedName{Namespace: "shop", Name: "web"}
 	delete(w.imports[name].Object["spec"].(map[string]any), "ips")
-	next, _ := w.Next(name, w.now)
+	next, _ := w.Next(task{name: name}, w.now)
 	if next == nil || next.Verb != "update" {
 		t.Fatalf("%+v", next)
 	}
@@ -719,7 +719,7 @@ func TestManyPorts(t *testing.T) {
 	}
 }
 
-// TestTurns: what waits longest comes first, once, whoever has caused it, and what is not due goes
+// TestTurns: what waits longest comes first, one task of a name at a time, and what is not due goes
 // on waiting.
 func TestTurns(t *testing.T) {
 	s := NewState()
@@ -729,16 +729,22 @@ func TestTurns(t *testing.T) {
 	s.touchBy("milan", name(2))
 	s.touch(name(3))
 	s.touchBy("milan", name(1))
-	got := s.take(func(t task) bool { return t.cause != "milan" })
+	got, more := s.take(func(t task) bool { return t.cause != "milan" })
 	want := []task{{name(2), "turin", 2}, {name(3), local, 4}}
-	if !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+	if !slices.Equal(got, want) || more {
+		t.Errorf("%v, more %t, want %v", got, more, want)
 	}
 	s.back(want[1])
 	s.touch(name(3))
-	got, want = s.take(func(task) bool { return true }), []task{{name(1), "milan", 1}, want[1]}
-	if !slices.Equal(got, want) {
-		t.Errorf("then %v, want %v", got, want)
+	s.touch(name(1))
+	got, more = s.take(func(task) bool { return true })
+	want = []task{{name(1), "milan", 1}, {name(2), "milan", 3}, want[1]}
+	if !slices.Equal(got, want) || !more {
+		t.Errorf("then %v, more %t, want %v", got, more, want)
+	}
+	got, more = s.take(func(task) bool { return true })
+	if want = []task{{name(1), local, 7}}; !slices.Equal(got, want) || more {
+		t.Errorf("at last %v, more %t, want %v", got, more, want)
 	}
 	if len(s.dirty) > 0 {
 		t.Errorf("left: %v", s.dirty)

@@ -116,7 +116,7 @@ func (s *State) view(lacks string) *View {
 func (s *State) viewed(name types.NamespacedName) Viewed {
 	v := Viewed{Name: name.String(), Clusters: []Counted{}}
 	note := func(format string, args ...any) { v.Notes = append(v.Notes, fmt.Sprintf(format, args...)) }
-	all := s.offers(name)
+	all := s.offers(task{name: name})
 	var conflicts []conflict
 	if len(all) > 0 {
 		var merged exports.Service
