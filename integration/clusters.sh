@@ -224,11 +224,11 @@ node() {
 		volumePluginDir: $d/plugins
 	Y
 	start "cv-$id" "$d/containerd" unshare --uts sh -c "hostname $id; exec containerd -c $d/containerd.toml"
+	await 60 test -S "$d/containerd.sock" # without which the kubelet ends
 	start "cv-$id" "$d/kubelet" "$assets/kubelet" --kubeconfig="$dir/$name/kubeconfig" --config="$d/kubelet.yaml" --hostname-override="$id" --node-ip="$(both_of "$at" "$(six "$at")")" \
 		--root-dir="$d/kubelet" --cert-dir="$d/kubelet/pki"
 	start "cv-$id" "$d/kube-proxy" "$assets/kube-proxy" --kubeconfig="$dir/$name/kubeconfig" --proxy-mode=nftables --hostname-override="$id" --cluster-cidr="$(both_of $pods $pods6)" \
 		--healthz-bind-address=127.0.0.1:10256 --metrics-bind-address=127.0.0.1:10249 --conntrack-max-per-core=0
-	await 60 test -S "$d/containerd.sock"
 	[ ! -d "$dir/images" ] || for image in "$dir"/images/*.tar; do await 30 ctr -a "$d/containerd.sock" -n k8s.io images import "$image"; done
 	cidr() {
 		read -r cidr cidr6 <<<"$(of "$name" get node "$id" -o 'jsonpath={.spec.podCIDRs[*]}')"
