@@ -136,17 +136,15 @@ race: go-version ## the unit tests under the race detector (needs a C compiler)
 # On a busy machine, go test sometimes fails because the time for fuzzing has ended, without any failing input: then it runs again. It prints
 # that error alone on a line. One that a target reports has its file and line before it, and is a failure.
 fuzz: go-version ## each fuzz target for FUZZTIME (30s)
-	@for package in $(UNIT); do \
-	  for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-	    echo "$$package $$target"; \
-	    for try in 1 2 3; do \
-	      said=$$($(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package 2>&1) && failed= || failed=1; \
-	      echo "$$said"; \
-	      case $$said in *'Failing input'*) exit 1;; esac; \
-	      grep -qx ' *context deadline exceeded' <<<"$$said" || break; \
-	    done; \
-	    [ -z "$$failed" ] || exit 1; \
+	@for at in $$(grep -ro '^func Fuzz[[:alnum:]_]*' --include='*_test.go' * | grep -v ^integration/ | sed 's,/[^/]*:func ,:,' | sort); do \
+	  package=./$${at%:*} target=$${at#*:}; echo "$$package $$target"; \
+	  for try in 1 2 3; do \
+	    said=$$($(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$package 2>&1) && failed= || failed=1; \
+	    echo "$$said"; \
+	    case $$said in *'Failing input'*) exit 1;; esac; \
+	    grep -qx ' *context deadline exceeded' <<<"$$said" || break; \
 	  done; \
+	  [ -z "$$failed" ] || exit 1; \
 	done
 
 sim: go-version ## two gateways in virtual time under random faults for SIMTIME (5m), on one core
