@@ -260,6 +260,10 @@ func TestGuard(t *testing.T) {
 	) {
 		t.Errorf("a registry without TLS: %v", err)
 	}
+	both := fmt.Errorf("Get https://x/v2/: %w; Get http://x/v2/: stopped after 10 redirects", plain)
+	if err := explain(tag, both, nil); !strings.Contains(err.Error(), "x/v2/: stopped after 10 redirects; check that") {
+		t.Errorf("a registry that answers TLS with a page, and redirects in circles: %v", err)
+	}
 	if got := g.refused.Load(); got.host != "192.0.2.2:5000" {
 		t.Errorf("refused %s last", got.host)
 	}

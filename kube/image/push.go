@@ -176,10 +176,13 @@ func explain(tag name.Tag, err, cause error) error {
 	var refused *transport.Error
 	var op *net.OpError
 	var dns *net.DNSError
-	const noTLS = "server gave HTTP response to HTTPS client"
-	said := err.Error()
-	if _, without, ok := strings.Cut(said, noTLS+"; "); ok {
-		said = without // what came of the attempt without TLS
+	said, noTLS := err.Error(), false
+	for _, text := range []string{"server gave HTTP response to HTTPS client",
+		"first record does not look like a TLS handshake"} {
+		if _, without, ok := strings.Cut(said, text+"; "); ok {
+			said = without // what came of the attempt without TLS
+		}
+		noTLS = noTLS || strings.Contains(said, text)
 	}
 	what := oneLine(said)
 	switch {
@@ -194,7 +197,7 @@ func explain(tag name.Tag, err, cause error) error {
 			tag, what, host)
 	case refused != nil && refused.StatusCode >= http.StatusInternalServerError:
 		return fmt.Errorf("%s: %s; the fault is in the registry: its log says more", tag, what)
-	case strings.Contains(what, noTLS), strings.Contains(what, "does not look like a TLS handshake"):
+	case noTLS:
 		return fmt.Errorf("%s: the registry does not speak TLS; culvert image push --plain-http allows that", tag)
 	case strings.Contains(what, "x509: "):
 		return fmt.Errorf("%s: %s; add the registry's CA to this machine's, or name it in SSL_CERT_FILE", tag, what)
