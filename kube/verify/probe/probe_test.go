@@ -223,12 +223,15 @@ func TestServeWithoutToken(t *testing.T) {
 type wire struct {
 	carries int
 	silent  bool
+	loses   int // the first packets
 	asked   int
 }
 
 func (w *wire) try(size int) Above {
 	w.asked++
 	switch {
+	case w.asked <= w.loses:
+		return Vanished
 	case size <= w.carries:
 		return Passed
 	case w.silent:
@@ -243,22 +246,25 @@ func TestFind(t *testing.T) {
 	for _, tt := range []struct {
 		carries int
 		silent  bool
+		loses   int
 		own     int
 		want    Size
 		asked   int
 	}{
-		{1340, false, 1500, Size{1500, 1340, 1340, Refused}, 2},
-		{1340, true, 1500, Size{1500, 1340, 0, Vanished}, 2},
-		{1400, false, 1500, Size{1500, 1340, 0, Passed}, 2},
-		{1280, false, 1280, Size{1280, 1280, 1280, Refused}, 2}, // the pod's own interface
-		{1212, false, 1500, Size{1500, 1212, 1212, Refused}, 3}, // the network says so
-		{1212, true, 1500, Size{1500, 1212, 0, Vanished}, 13},   // a hole
-		{0, true, 1500, Size{1500, 0, 0, ""}, 12},               // nothing passes
-		{1340, false, 0, Size{0, 1340, 1340, Refused}, 2},       // nobody knows the interface
-		{68, true, 1500, Size{1500, 68, 0, Vanished}, 13},       // the least
-		{9000, false, 9000, Size{9000, 1340, 0, Passed}, 2},     // more than asked for
+		{1340, false, 0, 1500, Size{1500, 1340, 1340, Refused}, 2},
+		{1340, true, 0, 1500, Size{1500, 1340, 0, Vanished}, 2},
+		{1400, false, 0, 1500, Size{1500, 1340, 0, Passed}, 2},
+		{1280, false, 0, 1280, Size{1280, 1280, 1280, Refused}, 2}, // the pod's own interface
+		{1212, false, 0, 1500, Size{1500, 1212, 1212, Refused}, 3}, // the network says so
+		{1212, true, 0, 1500, Size{1500, 1212, 0, Vanished}, 13},   // a hole
+		{0, true, 0, 1500, Size{1500, 0, 0, ""}, 12},               // nothing passes
+		{1340, false, 0, 0, Size{0, 1340, 1340, Refused}, 2},       // nobody knows the interface
+		{68, true, 0, 1500, Size{1500, 68, 0, Vanished}, 13},       // the least
+		{9000, false, 0, 9000, Size{9000, 1340, 0, Passed}, 2},     // more than asked for
+		{1340, true, 1, 1500, Size{1500, 1340, 0, Vanished}, 15},   // the largest is lost by chance
+		{1340, true, 99, 1500, Size{1500, 0, 0, ""}, 12},
 	} {
-		w, s := &wire{carries: tt.carries, silent: tt.silent}, &Size{Own: tt.own}
+		w, s := &wire{carries: tt.carries, silent: tt.silent, loses: tt.loses}, &Size{Own: tt.own}
 		find(w, s, 1340)
 		if *s != tt.want || w.asked > tt.asked {
 			t.Errorf("%+v: %+v after %d packets, want %+v after at most %d", tt, *s, w.asked, tt.want, tt.asked)

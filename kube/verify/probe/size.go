@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	minSize   = 68 // that every link carries (RFC 791, Section 3.2)
-	sizeTries = 3
+	minSize   = 68                     // that every link carries (RFC 791, Section 3.2)
+	sizeTries = 3                      // of a packet, and of the search
 	sizeWait  = 300 * time.Millisecond // for an answer, or ICMP
 )
 
@@ -66,8 +66,19 @@ type sizer struct {
 	family
 }
 
-// find needs only a few packets if all is well; otherwise it bisects.
+// find searches again if a larger packet passes after all: on a busy machine, packets are lost by
+// chance, and answers come late.
 func find(p prober, s *Size, mtu int) {
+	for range sizeTries {
+		if search(p, s, mtu) || s.Above != Passed {
+			return
+		}
+	}
+}
+
+// search needs only a few packets if all is well; otherwise it bisects. It reports whether the
+// packet that should pass does.
+func search(p prober, s *Size, mtu int) bool {
 	most := mtu
 	if s.Own > 0 {
 		most = min(mtu, s.Own)
@@ -91,7 +102,7 @@ func find(p prober, s *Size, mtu int) {
 			}
 		}
 		if low < minSize {
-			return
+			return false
 		}
 		most = low
 	}
@@ -100,6 +111,7 @@ func find(p prober, s *Size, mtu int) {
 	if s.Above == Refused {
 		s.Told = p.told()
 	}
+	return first == Passed
 }
 
 // own returns the MTU of the interface with the socket's address; 0: unknown.
@@ -142,9 +154,8 @@ func (p *sizer) told() (mtu int) {
 
 // try sends a packet of a size until it is answered or refused, a few times.
 func (p *sizer) try(size int) Above {
-	b := make([]byte, 1<<16)
+	b, number := make([]byte, 1<<16), rand.Uint32() // answers to all tries count
 	for range sizeTries {
-		number := rand.Uint32()
 		if _, err := p.conn.Write(p.datagram(number, size-p.headers)); errors.Is(err, unix.EMSGSIZE) {
 			return Refused
 		}
