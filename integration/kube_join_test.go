@@ -521,11 +521,52 @@ func testJoinServices(t *testing.T, l *joinLab) {
 	rome.awaitAddress("web")
 	l.must("shares Services", join...)
 	shared(shop)
-	l.must("of no namespace", append(join, "--services=none")...)
+	none := l.start(append(join, "--services=none")...)
+	for _, m := range []*multiclusterLab{labs[1], rome} { // the Server first
+		m.endController()
+	}
+	l.await(none, "of no namespace")
 	shared(nil)
 	rome.awaitNoImport("web")
+	labs[1].awaitNoImport("web")
 	l.must("", append(join, "--services=shop")...)
+	for _, m := range labs {
+		m.awaitAccount()
+		m.start()
+		m.podOf(multiclusterDeployment, "multicluster-1")
+	}
 	rome.awaitAddress("web")
+}
+
+// endController does what the controllers of a cluster do when nothing is left for culvert
+// multicluster to do: it ends the pod, and removes what its ServiceImports owned.
+func (m *multiclusterLab) endController() {
+	m.t.Helper()
+	deployment := object{"apiVersion": "apps/v1", "kind": "Deployment",
+		"metadata": object{"name": "culvert-multicluster", "namespace": peeringNamespace}}
+	eventuallyWithin(m.t, kubeStartTimeout, m.name+": no pod of culvert multicluster is wanted", func() error {
+		o, err := m.api.admin.get(deployment)
+		if err == nil && field(o, "spec", "replicas") != 0.0 {
+			err = errNotYet
+		}
+		return err
+	})
+	need.NoError(m.t, m.controller.cmd.Process.Signal(syscall.SIGTERM))
+	<-m.controller.ended
+	remove := func(kind, namespace, selector string) {
+		m.t.Helper()
+		need.NoError(m.t, m.api.admin.request(http.MethodDelete, kubePath("v1", kind, namespace, "")+
+			"?gracePeriodSeconds=0&labelSelector="+selector, "application/json", nil, nil))
+	}
+	remove("Pod", peeringNamespace, "app=culvert-multicluster")
+	m.awaitNoImport("web")
+	remove("Service", "shop", "culvert.io/multicluster")
+	eventuallyWithin(m.t, kubeStartTimeout, m.name+": nothing of culvert multicluster is left", func() error {
+		if _, err := m.api.admin.get(deployment); err == nil {
+			return errNotYet
+		}
+		return nil
+	})
 }
 
 // testJoinLeave: culvert leave removes everything, although its first run is killed. A cluster that

@@ -73,7 +73,9 @@ type Plan struct {
 	Kept    []terms.Line // what others have made or set, which stays
 	all     []*unstructured.Unstructured
 	surplus []*unstructured.Unstructured // what earlier values have switched on, and these have not
-	g       *manifests.Gateway
+	// of surplus, culvert multicluster, which goes once no Peering needs it
+	unshared []*unstructured.Unstructured
+	g        *manifests.Gateway
 }
 
 // lacksKind reports whether the cluster does not know the kind of an object that others bring.
@@ -154,7 +156,13 @@ func (c *Cluster) Rehearse(ctx context.Context, g *manifests.Gateway, spec *peer
 		}
 		p.all = nil
 	} else {
-		p.surplus = c.surplus(ctx, g, all)
+		for _, u := range c.surplus(ctx, g, all) {
+			if u.GetName() == multicluster {
+				p.unshared = append(p.unshared, u)
+			} else {
+				p.surplus = append(p.surplus, u)
+			}
+		}
 	}
 	wants := *spec
 	if wants.Role == "Client" && wants.Endpoint == "" {
@@ -239,9 +247,8 @@ func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) 
 	if elects(old) {
 		return nil
 	}
-	if _, err := of.Patch(ctx, next.GetName(), types.MergePatchType, []byte(`{"spec":{"replicas":0}}`),
-		metav1.PatchOptions{FieldManager: manager}); err != nil {
-		return fmt.Errorf("scale %s to 0, because its pods do not elect: %w", nameOf(next), err)
+	if err := c.scaleTo0(ctx, next); err != nil {
+		return err
 	}
 	labels := gatewayLabels(strings.TrimPrefix(next.GetName(), "culvert-"))
 	return Await(ctx, func(string) {}, func(ctx context.Context) (missing string, err error) {
@@ -250,6 +257,15 @@ func (c *Cluster) elected(ctx context.Context, next *unstructured.Unstructured) 
 		})
 		return missing, err
 	})
+}
+
+// scaleTo0 lets the pods of a Deployment end.
+func (c *Cluster) scaleTo0(ctx context.Context, u *unstructured.Unstructured) error {
+	if _, err := c.of(u).Patch(ctx, u.GetName(), types.MergePatchType, []byte(`{"spec":{"replicas":0}}`),
+		metav1.PatchOptions{FieldManager: manager}); err != nil {
+		return fmt.Errorf("scale %s to 0: %w", nameOf(u), err)
+	}
+	return nil
 }
 
 func elects(d *unstructured.Unstructured) bool {

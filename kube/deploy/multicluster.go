@@ -92,6 +92,35 @@ func (c *Cluster) MulticlusterRolled(ctx context.Context) (missing string, err e
 	return missing + colon(why), err
 }
 
+// Unshare removes culvert multicluster and the Services that it has made, if a plan does without it
+// and no Peering shares Services any more, unless the values switch it off. Several ends of a
+// cluster may do so at once.
+func (c *Cluster) Unshare(ctx context.Context, p *Plan, say func(string)) error {
+	if len(p.unshared) == 0 {
+		return nil
+	}
+	if _, said := p.g.Values.Multicluster(); !said {
+		needed := false
+		if err := c.each(ctx, objects.Peerings, peering.GatewayNamespace, "", func(u *unstructured.Unstructured) {
+			var o struct{ Spec peering.Spec }
+			needed = needed || read(u, &o) != nil || o.Spec.Services.Any()
+		}); err != nil || needed {
+			return err
+		}
+	}
+	for _, u := range p.unshared {
+		if u.GetKind() == "Deployment" { // which goes last, so that a removal that is interrupted begins again
+			if err := c.scaleTo0(ctx, u); err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+		}
+	}
+	if err := c.awaitNoServices(ctx, say); err != nil {
+		return err
+	}
+	return c.remove(ctx, p.unshared, say)
+}
+
 // Lacks returns the namespaces among some that are not there.
 func (c *Cluster) Lacks(ctx context.Context, names []string) (missing []string, err error) {
 	for _, name := range names {

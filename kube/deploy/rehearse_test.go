@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"culvert/integration/need"
 	"culvert/kube/manifests"
+	"culvert/kube/objects"
 	"culvert/kube/peering"
 )
 
@@ -217,6 +219,63 @@ func TestServiceKinds(t *testing.T) {
 		}
 		if strings.Join(applied, ", ") != c.applied || kept(p) != c.kept || runs != (p.Owner == "") {
 			t.Errorf("%s: applies %q, keeps %q, the Deployment: %t", name, applied, kept(p), runs)
+		}
+	}
+}
+
+// TestUnshare: where a plan does without culvert multicluster, it ends with all that it has made as
+// soon as no Peering shares Services, or the values say so. An interrupted removal begins again.
+func TestUnshare(t *testing.T) {
+	parts := anyGateway("milan")
+	parts.Multicluster = true
+	all, err := Parts(parts)
+	need.NoError(t, err)
+	texts := []string{`{apiVersion: multicluster.x-k8s.io/v1beta1, kind: ServiceImport, metadata: {name: web, namespace: shop,
+		labels: {culvert.io/multicluster: web}}}`}
+	for _, u := range all {
+		if u.GetName() == multicluster {
+			u.SetManagedFields([]metav1.ManagedFieldsEntry{{Manager: manager, Operation: "Apply"}})
+			text, err := yaml.Marshal(u.Object)
+			need.NoError(t, err)
+			texts = append(texts, string(text))
+		}
+	}
+	const other = `{apiVersion: culvert.io/v1alpha1, kind: Peering, metadata: {name: turin, namespace: culvert}, spec: {services: {import: [shop]}}}`
+	off, err := manifests.ReadValues("", []byte("multicluster: {enabled: false}"))
+	need.NoError(t, err)
+	for name, c := range map[string]struct {
+		more   []string
+		values *manifests.Values
+		stays  bool
+	}{"alone": {}, "another Peering shares": {more: []string{other}, stays: true},
+		"by the values": {more: []string{other}, values: off}} {
+		cluster, client, there := simulated(t, append(c.more, texts...)...)
+		g := anyGateway("milan")
+		g.Values = c.values
+		p := &Plan{g: g, unshared: cluster.surplus(t.Context(), g, nil)}
+		p.unshared = slices.DeleteFunc(p.unshared, func(u *unstructured.Unstructured) bool {
+			return u.GetName() != multicluster
+		})
+		away := true
+		client.PrependReactor("delete", "serviceaccounts", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return away, nil, errors.New("away")
+		})
+		if err := cluster.Unshare(t.Context(), p, func(string) {}); (err == nil) != c.stays {
+			t.Errorf("%s: %v", name, err)
+		}
+		_, err := client.Tracker().Get(objects.Deployments, "culvert", multicluster)
+		need.NoError(t, err) // by which it is found again
+		away = false
+		for range 2 { // another end of the cluster has the same plan
+			need.NoError(t, cluster.Unshare(t.Context(), p, func(string) {}))
+		}
+		for _, u := range there {
+			_, err := client.Tracker().Get(resourceOf(u), u.GetNamespace(), u.GetName())
+			if u.GetName() == multicluster || u.GetKind() == "ServiceImport" {
+				if (err == nil) != c.stays {
+					t.Errorf("%s: %s: %v", name, nameOf(u), err)
+				}
+			}
 		}
 	}
 }

@@ -81,12 +81,16 @@ func (e *End) install(ctx context.Context) error {
 	return e.cluster.Install(ctx, e.plan)
 }
 
-// applyPeering applies the Peering. It returns an error if nobody will make the gateway.
+// applyPeering applies the Peering, and ends culvert multicluster if nothing needs it then. It
+// returns an error if nobody will make the gateway.
 func (e *End) applyPeering(ctx context.Context, endpoint string) error {
 	if err := e.cluster.ApplyPeering(ctx, e.Spec, e.notes(endpoint)); err != nil {
 		return err
 	}
-	return e.lacksGateway()
+	if err := e.lacksGateway(); err != nil {
+		return err
+	}
+	return e.cluster.Unshare(ctx, e.plan, e.options.Waiting(e.Title))
 }
 
 // endpoint waits until a Server's gateway has an address, and returns it. was is the one before,

@@ -115,7 +115,7 @@ func (e *End) decide() error {
 }
 
 // share decides which namespaces' Services the clusters share, and whether culvert multicluster
-// runs. Where it does, it stays: another Peering may need it.
+// runs. Where it does, it stays until none of the cluster's Peerings is to share any.
 func (e *End) share() error {
 	if all := e.options.Services; all != nil {
 		e.Spec.Services = peering.SpecServices{}
@@ -128,12 +128,10 @@ func (e *End) share() error {
 		return errors.New("--services: culvert multicluster does that, and the values say multicluster.enabled: false; " +
 			"leave that out of the file of --values")
 	}
-	e.wants.Multicluster = on || !said && (e.had.Multicluster || shares(e.Spec))
+	stays := e.had.Multicluster && (e.options.Services == nil || e.Found.Sharing(e.peers) != "")
+	e.wants.Multicluster = on || !said && (stays || e.Spec.Services.Any())
 	return nil
 }
-
-// shares reports whether a Peering shares Services.
-func shares(s *peering.Spec) bool { return len(s.Services.Export)+len(s.Services.Import) > 0 }
 
 // explainServices adds what is shared to the lines, and what keeps it from being used.
 func (e *End) explainServices(ctx context.Context) error {
@@ -146,10 +144,19 @@ func (e *End) explainServices(ctx context.Context) error {
 		}
 		return strings.Join(all, ", ")
 	}
+	switch peer := e.Found.Sharing(e.peers); {
+	case !e.had.Multicluster || e.options.Services == nil || e.Spec.Services.Any():
+	case !e.wants.Multicluster:
+		e.line("ends", "culvert multicluster", "and what it has made, because no Peering shares Services")
+	case peer != "":
+		e.line("stays", "culvert multicluster", "Peering "+peer+" shares Services")
+	default:
+		e.line("stays", "culvert multicluster", "the values say so")
+	}
 	s, source := e.Spec.Services, "as it is"
 	if e.options.Services != nil {
 		source = "--services"
-	} else if !shares(e.Spec) {
+	} else if !s.Any() {
 		return nil
 	}
 	value := "of " + of(s.Export)
@@ -157,7 +164,7 @@ func (e *End) explainServices(ctx context.Context) error {
 		value = "exports of " + of(s.Export) + "; imports into " + of(s.Import)
 	}
 	e.line("shares Services", value, source)
-	if !shares(e.Spec) {
+	if !s.Any() {
 		return nil
 	}
 	missing, err := e.cluster.Lacks(ctx, slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(

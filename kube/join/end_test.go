@@ -123,7 +123,7 @@ func TestDecideAdmission(t *testing.T) {
 }
 
 // TestShare: --services decides whose Services the clusters share, in both directions, and without
-// it that stays as it is. Whoever shares runs culvert multicluster, which then stays.
+// it that stays as it is. Whoever shares runs culvert multicluster, which stays until none is to.
 func TestShare(t *testing.T) {
 	both := func(names ...string) peering.SpecServices {
 		return peering.SpecServices{Export: names, Import: names}
@@ -142,7 +142,8 @@ func TestShare(t *testing.T) {
 		"given":                {flag: []string{"shop", "pay"}, want: both("shop", "pay"), on: true},
 		"given anew":           {flag: []string{"*"}, had: one, want: both("*"), on: true},
 		"as it is":             {had: one, want: one, on: true},
-		"none":                 {flag: []string{}, had: both("*"), runs: true, on: true},
+		"none":                 {flag: []string{}, had: both("*"), runs: true},
+		"none, yet the values": {flag: []string{}, runs: true, values: "multicluster: {enabled: true}", on: true},
 		"another's":            {runs: true, on: true},
 		"by the values":        {values: "multicluster: {enabled: true}", on: true},
 		"others run it":        {had: one, values: "multicluster: {enabled: false}", want: one},

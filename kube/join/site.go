@@ -22,6 +22,7 @@ type Site struct {
 	cluster    *deploy.Cluster
 	id         string
 	wishes     *Wishes
+	peers      []string   // of its ends
 	installing sync.Mutex // of what its ends share
 }
 
@@ -63,6 +64,7 @@ func (s *Site) of(err error) error {
 
 // end returns the cluster's end of a peering. titled says that its title names the peer.
 func (s *Site) end(peer string, titled bool) *End {
+	s.peers = append(s.peers, peer)
 	e := &End{Site: s, Title: s.Name, nonce: s.Found.Nonce(peer)}
 	if titled {
 		e.Title += " with " + peer

@@ -153,6 +153,9 @@ func (g *Gateway) Changes(had *Gateway) string {
 	if g.Multicluster && !had.Multicluster {
 		all = append(all, "multicluster: {enabled: true}")
 	}
+	if !g.Multicluster && had.Multicluster {
+		all = append(all, "multicluster: {enabled: false}")
+	}
 	if g.Expose != had.Expose || g.Replicas != had.Replicas || g.Imports != had.Imports {
 		one := "peerings: [{name: " + g.Peering + ", expose: " + g.Expose
 		if g.Replicas > 1 {

@@ -48,6 +48,9 @@ type SpecServices struct {
 	Import []string `json:"import,omitempty"`
 }
 
+// Any reports whether they have any.
+func (s SpecServices) Any() bool { return len(s.Export)+len(s.Import) > 0 }
+
 // SpecLocal is what the peer may know about this cluster.
 type SpecLocal struct {
 	PodCIDRs      []string `json:"podCIDRs"`

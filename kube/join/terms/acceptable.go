@@ -67,6 +67,16 @@ func (c *Cluster) CheckOwn() error {
 // Old returns the spec of the Peering with a peer; nil if there is none.
 func (c *Cluster) Old(peer string) *peering.Spec { return c.specs[peer] }
 
+// Sharing returns a Peering, with none of some peers, that shares Services; "" if there is none.
+func (c *Cluster) Sharing(but []string) string {
+	for _, name := range sortedKeys(c.specs) {
+		if c.specs[name].Services.Any() && !slices.Contains(but, name) {
+			return name
+		}
+	}
+	return ""
+}
+
 // Role returns the role of this cluster in the Peering with a peer; "" if there is none.
 func (c *Cluster) Role(peer string) string { return c.old(peer).Role }
 
