@@ -19,7 +19,7 @@ RESULTS := awk -f .ci/results.awk
 # Shows every few seconds how far go build -v is: a first build takes minutes.
 PROGRESS := .ci/progress
 
-# What make test runs. RUN names one test, for test-kube and test-gvisor too, and with PACKAGES for race.
+# What make test runs, and race if it is given. RUN names one test, for test-kube and test-gvisor too.
 PACKAGES ?= ./integration ./...
 RUN ?=
 
@@ -73,8 +73,8 @@ test-gvisor: go-version ## the checks of two clusters with both gateways in gVis
 	@runsc=$$(cd integration/gvisor && CGO_ENABLED=0 $(GO) tool -n runsc); echo "RUNSC=$$runsc $(GO) test -run GVisor ./integration"; \
 	RUNSC=$$runsc $(GO) test -v -count=1 -timeout 20m -run '$(or $(RUN),GVisor)' ./integration 2>&1 | $(RESULTS)
 
-test-kube: kube-assets ## gateways and nodes under Kubernetes API servers (root; builds kube-apiserver and etcd, four minutes, once)
-	@! integration/clusters.sh check 2>/dev/null || $(MAKE) -s kube-nodes # for TestKubeClusters
+test-kube: ## gateways and nodes under Kubernetes API servers (root; builds kube-apiserver and etcd, four minutes, once)
+	@$(MAKE) -s $$(integration/clusters.sh check 2>/dev/null && echo kube-nodes || echo kube-assets) # for TestKubeClusters or without it
 	@export KUBEBUILDER_ASSETS='$(KUBEBUILDER_ASSETS)'; echo "KUBEBUILDER_ASSETS=$$KUBEBUILDER_ASSETS $(GO) test -run Kube ./integration"; \
 	$(GO) test -v -count=1 -timeout 20m -run '$(or $(RUN),Kube)' ./integration 2>&1 | $(RESULTS)
 
@@ -130,8 +130,8 @@ long: go-version kube-nodes kube-dns kube-cni kube-helm bin/culvert-older ## in 
 race: go-version ## the unit tests under the race detector (needs a C compiler)
 	@# nat takes longest, on one core: the others run beside it.
 	@echo '$(GO) test -race -short'; GORACE=atexit_sleep_ms=0 \
-	  $(GO) test -v -race -short -timeout 20m $(if $(RUN),-run '$(RUN)' $(PACKAGES),culvert/nat \
-	  $$($(GO) list ./... | grep -v '/integration\|^culvert/nat$$')) 2>&1 | $(RESULTS)
+	  $(GO) test -v -race -short -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(filter file,$(origin PACKAGES)),culvert/nat \
+	  $$($(GO) list ./... | grep -v '/integration\|^culvert/nat$$'),$(PACKAGES)) 2>&1 | $(RESULTS)
 
 # On a busy machine, go test sometimes fails because the time for fuzzing has ended, without any failing input: then it runs again. It prints
 # that error alone on a line. One that a target reports has its file and line before it, and is a failure.
