@@ -44,13 +44,15 @@
 //	                               └─────► exports.Export ─► package exports ═► peer
 //	                                     peer ═► package exports ─► Services, EndpointSlices of one namespace
 //
-// A Service with LabelExport gets an address of the external CIDR, at which the gateway serves it
-// as an entry of nat.services with its ready endpoints. So no Service CIDR crosses, and the pod
-// sees its client. The address is in the Peering's status, although backups drop a status. Remaps
-// are in spec, because the other cluster has them in its routes, and because the gateway may not
-// write a spec and does not choose them. The peer learns the address of an export and follows
-// changes within seconds. The address is derived from the Service's name, so after a loss most
-// addresses come back as they were.
+// A Service with LabelExport gets an address of the external CIDR of each family that it has, at
+// which the gateway serves it as an entry of nat.services with its ready endpoints. So no Service
+// CIDR crosses, and the pod sees its client.
+//
+// The address is in the Peering's status, although backups drop a status. Remaps are in spec,
+// because the other cluster has them in its routes, and because the gateway may not write a spec
+// and does not choose them. The peer learns the address of an export and follows changes within
+// seconds. The address is derived from the Service's name, so after a loss most addresses come back
+// as they were.
 //
 // The peer's list becomes Services and EndpointSlices in the one namespace that spec.imports names.
 // The list is not trusted: import.go checks each name, address and port. An importer writes only
@@ -71,7 +73,7 @@
 //
 // # Families
 //
-// Pods, tunnels and remaps may have IPv4, IPv6 or both. A node has the same number in the internal
-// CIDR of each family, so that status has one address of it, and a second family assigns nothing
-// anew. Services have addresses of IPv4 alone so far.
+// Pods, tunnels, remaps and Services may have IPv4, IPv6 or both. A node has the same number in the
+// internal CIDR of each family, and an exported Service in each external one, so that status has
+// one address of it, and a second family assigns nothing anew.
 package peering

@@ -62,8 +62,12 @@ func (e *exported) nameThere() string { return importName(e.Meta.Name, e.Meta.Na
 
 func importName(name, namespace string) string { return name + "-" + namespace }
 
+// ports returns how many ports of the Service can be served.
+func (e *exported) ports() int { return max(len(e.Ports(nil, false)), len(e.Ports(nil, true))) }
+
 // ExportStatus is the address of the external CIDR that stands for a Service. It does not change
-// while the Service is exported.
+// while the Service is exported. Of a Service of both families, it is the one of IPv4, and that of
+// IPv6 has the same number in the other external CIDR.
 type ExportStatus struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -78,48 +82,43 @@ func (g *Gateway) exportTo(d *Plan) {
 	if !g.exportsKnown {
 		return
 	}
-	held := map[string]netip.Addr{}
-	external := g.good.exportCIDR()
-	taken := map[netip.Addr]bool{g.good.UnknownSource().V4: true}
-	stored := map[string]string{}
+	held, stored, assigned := map[string]uint32{}, map[string]uint32{}, map[string]uint32{}
+	taken := map[uint32]bool{0: true} // it stands for unknown sources
 	for i := range g.peering.Status.Exports {
 		s := &g.peering.Status.Exports[i]
-		stored[s.key()] = s.Address
-		a, err := netip.ParseAddr(s.Address)
-		if e := g.exported[s.key()]; err == nil && e != nil && e.refused == "" &&
-			external.Contains(a) && !taken[a] {
-			held[s.key()], taken[a] = a, true
+		n := g.good.exportNumber(s.Address)
+		stored[s.key()] = n
+		if e := g.exported[s.key()]; e != nil && e.refused == "" && g.good.exportAddress(e, n).IsValid() && !taken[n] {
+			held[s.key()], taken[n] = n, true
 		}
 	}
 	d.Exports = []*exports.Service{}
-	assigned := map[string]netip.Addr{}
 	chosen := g.chosenExports(d, held)
 	for _, e := range g.exported { // those that others displace give up their addresses
 		key := e.Meta.Namespace + "/" + e.Meta.Name
-		if a, ok := held[key]; ok && !slices.Contains(chosen, e) {
+		if n, ok := held[key]; ok && !slices.Contains(chosen, e) {
 			delete(held, key)
-			delete(taken, a)
+			delete(taken, n)
 		}
 	}
 	endpoints := newShares[*exported](maxBackends)
 	for _, e := range chosen {
 		key := e.Meta.Namespace + "/" + e.Meta.Name
-		a, ok := held[key]
-		if !ok {
-			if a, ok = freeAddress(external, key, taken); !ok {
-				d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(external))
-				d.ExternalFull = true
+		n := held[key]
+		if n == 0 {
+			if n = freeNumber(g.good.exportRoom(), key, taken); !g.good.exportAddress(e, n).IsValid() {
+				g.externalFull(d, e)
 				continue
 			}
-			taken[a] = true
+			taken[n] = true
 		}
-		assigned[key] = a
-		if stored[key] == a.String() && g.slices.known(e.serviceName()) {
+		assigned[key] = n
+		if stored[key] == n && g.slices.known(e.serviceName()) {
 			n := 0
 			for _, s := range g.slicesOf(e) {
 				n += s.Len()
 			}
-			endpoints.add(e, e.Meta.Namespace, n*len(e.Ports(nil)))
+			endpoints.add(e, e.Meta.Namespace, n*e.ports())
 		}
 	}
 	for _, e := range endpoints.inTurn() {
@@ -138,9 +137,10 @@ func (g *Gateway) exportTo(d *Plan) {
 	g.told = d.Exports
 	d.Status.Exports, g.assigned = nil, map[service.Name]bool{}
 	for _, key := range slices.Sorted(maps.Keys(assigned)) {
-		m := &g.exported[key].Meta
-		g.assigned[g.exported[key].serviceName()] = true
-		d.Status.Exports = append(d.Status.Exports, ExportStatus{m.Namespace, m.Name, assigned[key].String()})
+		e := g.exported[key]
+		g.assigned[e.serviceName()] = true
+		at := g.good.exportAddress(e, assigned[key]).First().String()
+		d.Status.Exports = append(d.Status.Exports, ExportStatus{e.Meta.Namespace, e.Meta.Name, at})
 	}
 }
 
@@ -160,38 +160,77 @@ func (e *exported) serviceName() service.Name {
 	return service.Name{Namespace: e.Meta.Namespace, Name: e.Meta.Name}
 }
 
-// exportCIDR returns the CIDR from which exported Services have their addresses; invalid: there is
-// none of IPv4.
-func (p *Peering) exportCIDR() netip.Prefix {
+// exportNumber returns the number of an exported Service's address in its external CIDR; 0: it is
+// in none.
+func (p *Peering) exportNumber(address string) (n uint32) {
+	a, err := netip.ParseAddr(address)
+	if err != nil {
+		return 0
+	}
 	for _, c := range p.External {
-		if c.Addr().Is4() {
-			return c
+		if n, ok := offset(c, a); ok {
+			return n
 		}
 	}
-	return netip.Prefix{}
+	return 0
 }
 
-func externalFull(external netip.Prefix) string {
-	if !external.IsValid() {
-		return "missing, one of IPv4; exported Services have their addresses from it"
+// exportAddress returns the addresses with a number in the external CIDRs of a Service's families;
+// none for 0.
+func (p *Peering) exportAddress(of *exported, n uint32) (a rules.Pair) {
+	for _, c := range p.External {
+		if at := nth(c, n); n > 0 && of.Has(c.Addr().Is6()) && c.Contains(at) {
+			a.Set(at)
+		}
 	}
-	return fmt.Sprintf("%s has no address left", external)
+	return a
+}
+
+// smallestExternal returns the external CIDR with the fewest addresses; invalid: there is none.
+func (p *Peering) smallestExternal() (least netip.Prefix) {
+	for _, c := range p.External {
+		if !least.IsValid() || c.Addr().BitLen()-c.Bits() < least.Addr().BitLen()-least.Bits() {
+			least = c
+		}
+	}
+	return least
+}
+
+// exportRoom returns the first number that an exported Service cannot have: each external CIDR has
+// those before it. The one of IPv6 may have more addresses than anybody needs.
+func (p *Peering) exportRoom() uint32 {
+	if c := p.smallestExternal(); c.IsValid() {
+		return 1 << min(c.Addr().BitLen()-c.Bits(), 24)
+	}
+	return 1
+}
+
+// externalFull records that a Service has no address.
+func (g *Gateway) externalFull(d *Plan, e *exported) {
+	d.ExternalFull = true
+	var lacks []string
+	for i, family := range []string{"IPv4", "IPv6"} {
+		if e.Has(i == 1) {
+			lacks = append(lacks, family)
+		}
+	}
+	why := fmt.Sprintf("%s has no address left", g.good.smallestExternal())
+	if !slices.ContainsFunc(g.good.External, func(c netip.Prefix) bool { return e.Has(c.Addr().Is6()) }) {
+		why = "missing, one of " + strings.Join(lacks, " or ") + "; exported Services have their addresses from it"
+	}
+	d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, why)
 }
 
 // chosenExports returns the Services to export. Of two with one name in the other cluster, one that
 // has an address comes first, then the older one. Ports and addresses are divided among namespaces:
 // the Service comes next with which its namespace would have least of what it has most of.
-func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exported) {
+func (g *Gateway) chosenExports(d *Plan, held map[string]uint32) (all []*exported) {
 	keys := slices.SortedFunc(maps.Keys(g.exported), func(a, b string) int {
 		x, y := g.exported[a].Meta, g.exported[b].Meta
-		return cmp.Or(cmp.Compare(rank(!held[a].IsValid()), rank(!held[b].IsValid())), x.Created.Compare(y.Created),
+		return cmp.Or(cmp.Compare(rank(held[a] == 0), rank(held[b] == 0)), x.Created.Compare(y.Created),
 			strings.Compare(a, b))
 	})
-	owners, total, addresses := map[string]string{}, 0, 0
-	external := g.good.exportCIDR()
-	if e := external; e.IsValid() {
-		addresses = 1<<(32-e.Bits()) - 1 // the first one stands for unknown sources
-	}
+	owners, total, addresses := map[string]string{}, 0, int(g.good.exportRoom())-1
 	shares := newShares[*exported](maxPorts, max(addresses, 1))
 	for _, key := range keys {
 		e := g.exported[key]
@@ -204,16 +243,15 @@ func (g *Gateway) chosenExports(d *Plan, held map[string]netip.Addr) (all []*exp
 			continue
 		}
 		owners[e.nameThere()] = key
-		shares.add(e, e.Meta.Namespace, len(e.Ports(nil)), 1)
+		shares.add(e, e.Meta.Namespace, e.ports(), 1)
 	}
 	for _, e := range shares.inTurn() {
-		if n := len(e.Ports(nil)); total+n > maxPorts {
+		if n := e.ports(); total+n > maxPorts {
 			d.exportFault(e, "spec.ports: %d ports are exported already, and at most %d may be, which namespaces share",
 				total, maxPorts)
 			continue
 		} else if addresses > 0 && len(all) == addresses { // without any, each Service says so
-			d.exportFault(e, "spec.local.externalCIDR of Peering %s: %s", g.self.Name, externalFull(external))
-			d.ExternalFull = true
+			g.externalFull(d, e)
 			continue
 		} else {
 			total += n
@@ -271,22 +309,18 @@ func (d *Plan) exportFault(e *exported, format string, args ...any) {
 		fmt.Sprintf(format, args...))
 }
 
-// freeAddress returns an address of a CIDR that is not taken. The search starts at a point derived
-// from the Service's name alone, so that most Services get the same address again after the status
-// is lost, for example by restoring a backup.
-func freeAddress(external netip.Prefix, key string, taken map[netip.Addr]bool) (netip.Addr, bool) {
-	if !external.IsValid() {
-		return netip.Addr{}, false
-	}
-	size := uint32(1) << (32 - external.Bits())
+// freeNumber returns a number below room that is not taken; 0: there is none. The search starts at
+// a point derived from the Service's name alone, so that most Services get the same address again
+// after the status is lost, for example by restoring a backup.
+func freeNumber(room uint32, key string, taken map[uint32]bool) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(key))
-	for first, i := h.Sum32()%size, uint32(0); i < size && i <= uint32(len(taken)); i++ {
-		if a := nth(external, (first+i)%size); !taken[a] {
-			return a, true
+	for first, i := h.Sum32()%room, uint32(0); i < room && i <= uint32(len(taken)); i++ {
+		if n := (first + i) % room; !taken[n] {
+			return n
 		}
 	}
-	return netip.Addr{}, false
+	return 0
 }
 
 // A sliceIndex has the EndpointSlices of wanted Services by namespace/name and by Service.
@@ -384,14 +418,15 @@ func (x *sliceIndex) of(name service.Name) (all []*slice) {
 	return all
 }
 
-// serveExport serves a Service at an address. Clients get its ready endpoints; without any they are
-// refused. It returns false if there are too many. Once there are no longer, they are listed again.
-func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*service.Slice) bool {
+// serveExport serves a Service at its address of each family. Clients get its ready endpoints of
+// that family; without any they are refused. It returns false if there are too many. Once there are
+// no longer, they are listed again.
+func (g *Gateway) serveExport(d *Plan, e *exported, number uint32, endpoints []*service.Slice) bool {
 	n := 0
 	for _, s := range endpoints {
 		n += s.Len()
 	}
-	if n *= len(e.Ports(nil)); n > maxBackends-d.backends {
+	if n *= e.ports(); n > maxBackends-d.backends {
 		d.exportFault(e,
 			"its ports have %d endpoints, and those of other Services %d; at most %d may be exported, which namespaces share", n, d.backends, maxBackends)
 		return false
@@ -401,14 +436,25 @@ func (g *Gateway) serveExport(d *Plan, e *exported, at netip.Addr, endpoints []*
 		return true
 	}
 	told := &exports.Service{Namespace: e.Meta.Namespace, Name: e.Meta.Name, Type: exports.Labelled,
-		Endpoints: []exports.Group{{Addresses: []exports.Endpoint{{IP: at}}}}}
-	for _, p := range e.Ports(endpoints) {
-		told.Ports = append(told.Ports, exports.Port{Name: p.Label, Protocol: protocolNames[p.Protocol], Port: p.Port})
-		d.Services = append(d.Services, config.Service{
-			Name: e.nameThere(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol, Affinity: p.Affinity,
-			AffinityTimeout: p.AffinityTimeout,
-			ProxyProtocol:   p.ProxyProtocol, Backends: g.backends(d, e, p.Endpoints),
-		})
+		Endpoints: []exports.Group{{}}}
+	for _, c := range g.good.External {
+		if at := nth(c, number); e.Has(at.Is6()) && !c.Contains(at) {
+			d.exportFault(e, "spec.local.externalCIDRs of Peering %s: %s has no address number %d, as the other one has",
+				g.self.Name, c, number)
+		}
+	}
+	for at := range g.good.exportAddress(e, number).All() {
+		told.Endpoints[0].Addresses = append(told.Endpoints[0].Addresses, exports.Endpoint{IP: at})
+		told.Ports = nil // they are the same in each family
+		for _, p := range e.Ports(endpoints, at.Is6()) {
+			told.Ports = append(told.Ports,
+				exports.Port{Name: p.Label, Protocol: protocolNames[p.Protocol], Port: p.Port})
+			d.Services = append(d.Services, config.Service{
+				Name: e.nameThere(), Address: rules.PairOf(at), Port: p.Port, Protocol: p.Protocol,
+				Affinity: p.Affinity, AffinityTimeout: p.AffinityTimeout, ProxyProtocol: p.ProxyProtocol,
+				Backends: g.backends(d, e, p.Endpoints),
+			})
+		}
 	}
 	d.Exports = append(d.Exports, told)
 	return true

@@ -140,6 +140,69 @@ func TestExportsKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// TestExportFamilies: a Service has an address of each family that it and the external CIDRs have,
+// with one number, and at each one the endpoints of that family. It keeps the number while families
+// come and go.
+func TestExportFamilies(t *testing.T) {
+	const four, six = "10.96.0.10, clusterIPs: [10.96.0.10]", "'fd96::10', clusterIPs: ['fd96::10']"
+	families := map[string]string{"four": four, "six": six, "both": "10.96.0.10, clusterIPs: [10.96.0.10, 'fd96::10']"}
+	g := rome(t)
+	for n := 1; n <= 2; n++ {
+		g.nodes[fmt.Sprint("node", n)] = readNode(object(t, fmt.Sprintf(nodeText, n), fmt.Sprintf("podCIDRs: [10.244.%d.0/24]", n),
+			fmt.Sprintf("podCIDRs: ['fd00:244:0:%d::/64', 10.244.%[1]d.0/24]", n)))
+	}
+	for name, ips := range families {
+		exportWith(t, g, name, four, ips)
+		endpointsOf(t, g, name, map[string]bool{"10.244.1.5": true})
+		endpointsOf(t, g, name, map[string]bool{"'fd00:244:0:1::5'": true}, name+"-1", name+"-6", "addressType: IPv4",
+			"addressType: IPv6")
+	}
+	told := func(p *Peering) (d *Plan, all map[string]string) {
+		p.Status = g.peering.Status
+		g.put(p)
+		store(g, g.Plan())
+		d, all = g.Plan(), map[string]string{}
+		need.NoError(t, config.Check(d.Config(d.Peering.Base(base()))))
+		for _, e := range d.Exports {
+			for _, x := range e.Endpoints[0].Addresses {
+				all[e.Name] += " " + x.IP.String()
+			}
+			if len(e.Ports) != 1 {
+				t.Errorf("%s: ports %v", e.Name, e.Ports)
+			}
+		}
+		for _, s := range d.Services {
+			if len(s.Backends) != 1 || s.Backends[0].Address.Is6() != s.Address.V6.IsValid() {
+				t.Errorf("%s at %s has %v", s.Name, s.Address, s.Backends)
+			}
+		}
+		return d, all
+	}
+	d, alone := told(readIn(t))
+	if len(alone) != 2 || alone["six"] != "" || len(d.ExportFaults) != 1 {
+		t.Fatalf("by a Peering of IPv4: %v, %q", alone, d.ExportFaults)
+	}
+	at := func(name string) string { return fmt.Sprintf(" fd70::%x", d.Peering.exportNumber(alone[name][1:])) }
+	want := map[string]string{"four": alone["four"], "both": alone["both"] + at("both")}
+	d, got := told(readIn(t, dual...))
+	if want["six"] = got["six"]; !reflect.DeepEqual(got, want) || !strings.HasPrefix(got["six"], " fd70::") ||
+		len(d.ExportFaults)+len(d.Faults) > 0 {
+		t.Errorf("%v, want %v; %q, %q", got, want, d.ExportFaults, d.Faults)
+	}
+	if a := addresses(d); " "+a["both"] != alone["both"] || " "+a["six"] != got["six"] {
+		t.Errorf("status: %v", a)
+	}
+	d, got = told(readIn(t, strings.Split(strings.ReplaceAll(strings.Join(dual, "|"), "'fd70::/112']", "'fd70::/128']"), "|")...))
+	const small = "Service shop/both: spec.local.externalCIDRs of Peering milan: fd70::/128 has no address number "
+	if got["both"] != alone["both"] || got["four"] != alone["four"] ||
+		!slices.ContainsFunc(d.ExportFaults, func(s string) bool { return strings.HasPrefix(s, small) }) {
+		t.Errorf("a small CIDR of IPv6: %v, %q", got, d.ExportFaults)
+	}
+	if _, got = told(readIn(t)); !reflect.DeepEqual(got, alone) {
+		t.Errorf("IPv6 is gone: %v, want %v", got, alone)
+	}
+}
+
 // TestExportAddresses: a Service keeps its address when others are added or removed. If the status
 // is lost, most Services get the same address again.
 func TestExportAddresses(t *testing.T) {
@@ -205,7 +268,7 @@ func TestExportRefused(t *testing.T) {
 		{"name", []string{"clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10]", "type: ExternalName"},
 			"spec.type: ExternalName is a name without endpoints"},
 		{"six", []string{"10.96.0.10, clusterIPs: [10.96.0.10]", "'fd00::1', clusterIPs: ['fd00::1']"},
-			"spec.clusterIPs: no address of IPv4"},
+			"spec.local.externalCIDR of Peering milan: missing, one of IPv6; exported Services have their addresses from it"},
 		{"yes", []string{`"true"`, `"yes"`}, `metadata.labels[culvert/export]: "yes" is neither true nor false`},
 		{long, nil, "metadata.name: " + long + "-shop is its name in the other cluster, and has 65 characters"},
 		{"web-shop", []string{"namespace: shop", "namespace: a"}, ""},

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -14,6 +15,7 @@ import (
 	"culvert/gateway/exports"
 	"culvert/kube/objects"
 	"culvert/nat/packet"
+	"culvert/nat/rules"
 )
 
 // LabelImported is the label of Services and EndpointSlices that stand for those of a peer; its
@@ -26,6 +28,18 @@ const (
 	labelManager = "endpointslice.kubernetes.io/managed-by"
 	annotationOf = "culvert.io/exported-as" // NAMESPACE/NAME in the other cluster
 )
+
+// suffix6 ends the name of an EndpointSlice of IPv6; that of IPv4 has the name of the Service, in
+// which no dot can be.
+const suffix6 = ".ipv6"
+
+// sliceName returns the name of the EndpointSlice of one family.
+func sliceName(service string, v6 bool) string {
+	if v6 {
+		return service + suffix6
+	}
+	return service
+}
 
 // ImportRole returns the name of the Role by which a Peering's gateway writes imports. The Role
 // owns them, so that nothing is left behind when it is removed, for example by helm uninstall.
@@ -40,7 +54,7 @@ const (
 type imported struct {
 	name  string
 	of    string     // NAMESPACE/NAME in the other cluster
-	at    netip.Addr // as this cluster sees it
+	at    rules.Pair // as this cluster sees it
 	ports []exports.Port
 }
 
@@ -73,12 +87,8 @@ func (p *Peering) imports(told []*exports.Service) (all map[string]*imported, fa
 			refuse("%s would be its name here, as that of %s is", x.name, other.of)
 			continue
 		}
-		if len(e.Endpoints) != 1 || len(e.Endpoints[0].Addresses) != 1 {
-			refuse("it has not one address")
-			continue
-		}
 		var fault string
-		if x.at, fault = p.seenExternal(e.Endpoints[0].Addresses[0].IP); fault != "" {
+		if x.at, fault = p.seenExport(e); fault != "" {
 			refuse("%s", fault)
 			continue
 		}
@@ -96,15 +106,39 @@ func (p *Peering) imports(told []*exports.Service) (all map[string]*imported, fa
 	return all, faults
 }
 
+// seenExport returns the address of each family under which this cluster sees a Service of the
+// peer. One of a family is left out if the Peering has no external CIDR of the peer for it.
+func (p *Peering) seenExport(e *exports.Service) (at rules.Pair, fault string) {
+	if len(e.Endpoints) != 1 || len(e.Endpoints[0].Addresses) == 0 {
+		return at, "it has no address"
+	}
+	for _, x := range e.Endpoints[0].Addresses {
+		seen, wrong := p.seenExternal(x.IP)
+		known := slices.ContainsFunc(p.Remote, func(r rules.RemoteCIDR) bool {
+			return r.External && r.Real.Addr().Is4() == x.IP.Is4()
+		})
+		switch {
+		case wrong != "" && known:
+			return at, wrong
+		case wrong != "":
+			fault = wrong
+		case at.Of(seen.Is6()).IsValid():
+			return at, fmt.Sprintf("%s is its second address of one family", x.IP)
+		}
+		at.Set(seen)
+	}
+	if at.IsValid() {
+		fault = ""
+	}
+	return at, fault
+}
+
 // seenExternal returns the address under which this cluster sees an address of the peer's external
 // CIDR.
 func (p *Peering) seenExternal(a netip.Addr) (netip.Addr, string) {
 	for _, r := range p.Remote {
 		if !r.External || !r.Real.Contains(a) {
 			continue
-		}
-		if a.Is6() {
-			return netip.Addr{}, fmt.Sprintf("%s is IPv6; imported Services have IPv4 addresses so far", a)
 		}
 		if a == r.Real.Addr() {
 			return netip.Addr{}, fmt.Sprintf("%s stands for all that are unknown there", a)
@@ -168,7 +202,8 @@ func (x *imported) slicePorts() (all []slicePort) {
 }
 
 // service returns the Service that stands for x, in the namespace of its owner. It has no selector:
-// slice has its endpoint.
+// slice has its endpoint of a family. Where x has both families, the Service has as many as the
+// cluster's.
 func (x *imported) service(peering string, owner *unstructured.Unstructured) *unstructured.Unstructured {
 	return with(&unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": kindService,
@@ -178,20 +213,66 @@ func (x *imported) service(peering string, owner *unstructured.Unstructured) *un
 			"annotations":     map[string]any{annotationOf: x.of},
 			"ownerReferences": owners("rbac.authorization.k8s.io/v1", kindRole, owner),
 		},
-	}}, "spec", map[string]any{"type": "ClusterIP", "ipFamilies": []string{"IPv4"}, "ipFamilyPolicy": "SingleStack",
-		"ports": x.servicePorts()})
+	}}, "spec", x.withFamilies(map[string]any{"type": "ClusterIP", "ports": x.servicePorts()}))
 }
 
-// slice returns the Service's only EndpointSlice, which is deleted with the Service.
-func (x *imported) slice(peering string, of *unstructured.Unstructured) *unstructured.Unstructured {
+// only returns the one family that x has; "" if it has both.
+func (x *imported) only() string {
+	switch {
+	case !x.at.V6.IsValid():
+		return "IPv4"
+	case !x.at.V4.IsValid():
+		return "IPv6"
+	}
+	return ""
+}
+
+// withFamilies sets the families in the spec of a Service.
+func (x *imported) withFamilies(spec map[string]any) map[string]any {
+	spec["ipFamilyPolicy"] = "PreferDualStack"
+	if only := x.only(); only != "" {
+		spec["ipFamilyPolicy"], spec["ipFamilies"] = "SingleStack", []string{only}
+	}
+	return spec
+}
+
+// serviceFamilies returns the families of a Service, and whether it may have only one.
+func serviceFamilies(u *unstructured.Unstructured) (families []string, single bool) {
+	var spec struct {
+		Families []string `json:"ipFamilies"`
+		Policy   string   `json:"ipFamilyPolicy"`
+	}
+	if !readPart(u, "spec", &spec) || len(spec.Families) == 0 {
+		spec.Families = []string{"IPv4"}
+	}
+	return spec.Families, spec.Policy == "" || spec.Policy == "SingleStack"
+}
+
+// fits reports whether a Service can get the families of x: its first one cannot change.
+func (x *imported) fits(u *unstructured.Unstructured) bool {
+	families, _ := serviceFamilies(u)
+	return x.only() == "" || x.only() == families[0]
+}
+
+// has reports whether x needs an EndpointSlice of this name; a nil x needs none.
+func (x *imported) has(slice string) bool {
+	return x != nil && x.at.Of(strings.HasSuffix(slice, suffix6)).IsValid()
+}
+
+// slice returns the Service's only EndpointSlice of a family, which is deleted with the Service.
+func (x *imported) slice(peering string, of *unstructured.Unstructured, v6 bool) *unstructured.Unstructured {
+	kind := "IPv4"
+	if v6 {
+		kind = "IPv6"
+	}
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "discovery.k8s.io/v1", "kind": kindSlice,
 		"metadata": map[string]any{
-			"name": x.name, "namespace": of.GetNamespace(),
+			"name": sliceName(x.name, v6), "namespace": of.GetNamespace(),
 			"labels":          map[string]any{LabelImported: peering, labelService: x.name, labelManager: Group},
 			"ownerReferences": owners("v1", kindService, of),
 		},
-		"addressType": "IPv4",
+		"addressType": kind,
 	}}
 	return x.fill(u)
 }
@@ -203,8 +284,9 @@ func owners(version, kind string, u *unstructured.Unstructured) []any {
 
 // fill returns a slice with x's endpoint and ports.
 func (x *imported) fill(u *unstructured.Unstructured) *unstructured.Unstructured {
+	at := x.at.Of(strings.HasSuffix(u.GetName(), suffix6))
 	u = with(u, "ports", x.slicePorts())
-	return with(u, "endpoints", []any{map[string]any{"addresses": []string{x.at.String()},
+	return with(u, "endpoints", []any{map[string]any{"addresses": []string{at.String()},
 		"conditions": map[string]any{"ready": true}}})
 }
 
@@ -218,14 +300,16 @@ func (x *imported) sameService(u *unstructured.Unstructured) bool {
 	if readPart(u, "spec", &spec) {
 		have = encoded(spec.Ports)
 	}
-	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of
+	_, single := serviceFamilies(u)
+	return have == want && len(spec.Selector) == 0 && u.GetAnnotations()[annotationOf] == x.of && x.fits(u) &&
+		single == (x.only() != "")
 }
 
 // IsImport reports whether the gateway of a Peering has made an object, a Service or else an
 // EndpointSlice, by its owner: anybody may give it the label. The API server's garbage collector
 // checks whether the owner is there.
 func IsImport(peering string, service bool, u *unstructured.Unstructured) bool {
-	kind, name := kindService, u.GetName()
+	kind, name := kindService, strings.TrimSuffix(u.GetName(), suffix6)
 	if service {
 		kind, name = kindRole, ImportRole(peering)
 	}
@@ -248,7 +332,8 @@ func (x *imported) sameSlice(u *unstructured.Unstructured) bool {
 		return false
 	}
 	e := endpoints[0]
-	return encoded(ports) == encoded(x.slicePorts()) && slices.Equal(e.Addresses, []string{x.at.String()}) &&
+	at := x.at.Of(strings.HasSuffix(u.GetName(), suffix6))
+	return encoded(ports) == encoded(x.slicePorts()) && slices.Equal(e.Addresses, []string{at.String()}) &&
 		(e.Conditions.Ready == nil || *e.Conditions.Ready) &&
 		u.GetLabels()[labelService] == x.name
 }
@@ -269,10 +354,15 @@ func readPart(u *unstructured.Unstructured, name string, into any) bool {
 // updated returns the Service u changed to match x. Fields that the API server has chosen stay, and
 // so do annotations of others.
 func (x *imported) updated(u, owner *unstructured.Unstructured) *unstructured.Unstructured {
-	spec := map[string]json.RawMessage{}
+	spec := map[string]any{}
 	readPart(u, "spec", &spec)
 	delete(spec, "selector")
-	spec["ports"] = json.RawMessage(encoded(x.servicePorts()))
+	spec["ports"] = x.servicePorts()
+	if _, single := serviceFamilies(u); single != (x.only() != "") {
+		if spec = x.withFamilies(spec); x.only() != "" {
+			spec["clusterIPs"] = []any{spec["clusterIP"]}
+		}
+	}
 	next := with(u, "spec", spec)
 	metadata := maps.Clone(next.Object["metadata"].(map[string]any)) // every object has it
 	annotations := map[string]any{}

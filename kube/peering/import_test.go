@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -53,12 +54,12 @@ func TestImport(t *testing.T) {
 	if len(faults) > 0 || len(all) != 3 {
 		t.Fatalf("%q %v", faults, all)
 	}
-	if x := all["web-shop"]; x.at != netip.MustParseAddr("10.71.0.9") || x.of != "shop/web" {
+	if x := all["web-shop"]; x.at.String() != "10.71.0.9" || x.of != "shop/web" {
 		t.Errorf("%+v", x)
 	}
 	x := all["dns-kube-system"]
 	service := x.service("milan", importRole(t))
-	slice := x.slice("milan", service)
+	slice := x.slice("milan", service, false)
 	want := `{"ipFamilies":["IPv4"],"ipFamilyPolicy":"SingleStack","ports":[{"name":"dns","protocol":"UDP","port":53,"targetPort":53},{"name":"dns-tcp","protocol":"TCP","port":53,"targetPort":53},{"name":"s","protocol":"SCTP","port":9,"targetPort":9}],"type":"ClusterIP"}`
 	if got := text(t, service.Object["spec"]); got != want {
 		t.Errorf("%s\nwant %s", got, want)
@@ -75,6 +76,77 @@ func TestImport(t *testing.T) {
 		all["web-shop"].sameService(service) || all["web-shop"].sameSlice(slice) {
 		t.Error("the objects of an import are not recognised")
 	}
+}
+
+// toldBoth is a Service of the peer with two addresses.
+func toldBoth(name, first, second string) *exports.Service {
+	s := told("shop", name, first)
+	s.Endpoints[0].Addresses = append(s.Endpoints[0].Addresses, exports.Endpoint{IP: netip.MustParseAddr(second)})
+	return s
+}
+
+// TestImportFamilies: a Service has the families of the peer's, as far as the Peering does. A
+// second one comes and goes at the same Service; if the first one goes, there is another Service.
+func TestImportFamilies(t *testing.T) {
+	p := readIn(t, dual...)
+	for _, lie := range []*exports.Service{toldBoth("web", "10.70.0.9", "fd71::9"), toldBoth("web", "10.70.0.9", "fd70::"),
+		toldBoth("web", "fd70::9", "fd70::8"), told("shop", "web", "::ffff:10.70.0.9"), told("shop", "web", "fe80::1%eth0")} {
+		if all, faults := p.imports([]*exports.Service{lie}); len(all) > 0 || len(faults) != 1 {
+			t.Errorf("%v: %v, %q", lie.Endpoints, all, faults)
+		}
+	}
+	if all, faults := readIn(t).imports([]*exports.Service{toldBoth("web", "10.70.0.9", "fd70::9")}); len(faults) > 0 ||
+		all["web-shop"].at.String() != "10.71.0.9" {
+		t.Errorf("a Peering of IPv4: %v, %q", all, faults)
+	}
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.limit(1000)
+		u := object(t, romeToMilan, dual...)
+		u.SetGeneration(4)
+		need.NoError(t, unstructured.SetNestedField(u.Object, "imported", "spec", "imports"))
+		c.update(KindPeering, u)
+		last := ""
+		for _, step := range []struct {
+			told *exports.Service
+			same bool // the Service is the one before
+			want string
+		}{
+			{told("shop", "web", "10.70.0.9"), false, `["IPv4"] "SingleStack" IPv4 10.71.0.9`},
+			{toldBoth("web", "10.70.0.9", "fd70::9"), true, `["IPv4"] "PreferDualStack" IPv4 10.71.0.9 IPv6 fd71::9`},
+			{told("shop", "web", "10.70.0.9"), true, `["IPv4"] "SingleStack" IPv4 10.71.0.9`},
+			{told("shop", "web", "fd70::9"), false, `["IPv6"] "SingleStack" IPv6 fd71::9`},
+			{toldBoth("web", "10.70.0.9", "fd70::9"), true, `["IPv6"] "PreferDualStack" IPv4 10.71.0.9 IPv6 fd71::9`},
+			{told("shop", "web", "10.70.0.9"), false, `["IPv4"] "SingleStack" IPv4 10.71.0.9`},
+		} {
+			c.hear(step.told)
+			uid, _ := c.imported("web-shop")
+			o, err := c.Tracker().Get(paths[setImported], "imported", "web-shop")
+			need.NoError(t, err)
+			var spec struct{ IPFamilies, IPFamilyPolicy json.RawMessage }
+			readPart(o.(*unstructured.Unstructured), "spec", &spec)
+			got := fmt.Sprintf("%s %s", spec.IPFamilies, spec.IPFamilyPolicy)
+			all, err := c.FakeDynamicClient.Resource(paths[setImportedSlices]).List(t.Context(), metav1.ListOptions{})
+			need.NoError(t, err)
+			for i := range all.Items {
+				var endpoints []struct{ Addresses []string }
+				readPart(&all.Items[i], "endpoints", &endpoints)
+				got += fmt.Sprintf(" %s %s", all.Items[i].Object["addressType"], endpoints[0].Addresses[0])
+			}
+			if got != step.want || (uid == last) != step.same {
+				t.Errorf("%v: %s, the Service is the one before: %t; want %s, %t", step.told.Endpoints, got,
+					uid == last, step.want, step.same)
+			}
+			last = uid
+		}
+		if got := c.condition(Imported); got.Status != "True" {
+			t.Errorf("%+v", got)
+		}
+		c.all()
+		c.hear(told("shop", "web", "10.70.0.9"))
+		if _, _, n := c.all(); n > 0 {
+			t.Errorf("what has not changed is written %d times", n)
+		}
+	})
 }
 
 // TestImportPutRight: changes that others make to an import are undone, and the Service keeps the
@@ -166,14 +238,15 @@ func TestLyingPeer(t *testing.T) {
 		{told("shop", "web", "10.70.0.9", port("a", "TCP", 80), port("b", "TCP", 80)), `port "b", 80, is there twice`},
 		{told("shop", "web", "10.70.0.9", []exports.Port{}...), "it has no ports"},
 		{told("shop", "web", "10.70.0.9", ports...), "the peer exports more than 500 ports"},
-		{&exports.Service{Namespace: "shop", Name: "web", Type: exports.Labelled}, "it has not one address"},
+		{&exports.Service{Namespace: "shop", Name: "web", Type: exports.Labelled}, "it has no address"},
+		{toldBoth("web", "10.70.0.9", "10.70.0.8"), "10.70.0.8 is its second address of one family"},
 	} {
 		p := readIn(t)
 		all, faults := p.imports([]*exports.Service{told("shop", "good", "10.70.0.7"), c.lie})
 		if len(faults) != 1 || !strings.Contains(faults[0], c.want) {
 			t.Errorf("%q, want %q", faults, c.want)
 		}
-		if len(all) != 1 || all["good-shop"].at != netip.MustParseAddr("10.71.0.7") {
+		if len(all) != 1 || all["good-shop"].at.String() != "10.71.0.7" {
 			t.Errorf("%q: imported %v", c.want, all)
 		}
 	}
@@ -247,7 +320,7 @@ func TestImportLost(t *testing.T) {
 	s := NewGatewaySource(client, Self{Name: "milan"}, NodeNamespace, quiet())
 	j := &job{importer: &s.services.importer, ctx: t.Context(), now: start, x: s.services}
 	of := j.put("create", setImported, x, x.service("milan", importRole(t)))
-	if of == nil || j.put("create", setImportedSlices, x, x.slice("milan", of)) == nil ||
+	if of == nil || j.put("create", setImportedSlices, x, x.slice("milan", of, false)) == nil ||
 		len(s.services.services) != 1 || len(s.services.slices) != 1 {
 		t.Fatalf("%v, %v, %v; %s", of, s.services.services, s.services.slices, j.fault)
 	}

@@ -38,7 +38,7 @@ const (
 	// A peer that keeps changing its exports causes importWrites writes a second after an initial
 	// burst, which is large enough to move a full list to another namespace.
 	importWrites      = 1
-	importWritesFirst = 4*exports.MaxServices + 100
+	importWritesFirst = 6*exports.MaxServices + 100
 )
 
 // An importer makes the Services and EndpointSlices in one namespace match the peer's exports. It
@@ -269,8 +269,12 @@ func (j *job) remove(namespace string, want map[string]*imported, known bool) {
 		for _, key := range ours(set.mine) {
 			u := set.mine[key]
 			at, foreign := u.GetNamespace(), u.GetNamespace() != namespace
-			if !foreign && (!known || want[u.GetName()] != nil || set.kind == setImported && held[key]) ||
-				u.GetDeletionTimestamp() != nil || j.now.Before(j.foreign[at]) ||
+			x := want[strings.TrimSuffix(u.GetName(), suffix6)]
+			wanted := x.has(u.GetName())
+			if set.kind == setImported {
+				wanted = held[key] || x != nil && x.fits(u)
+			}
+			if !foreign && (!known || wanted) || u.GetDeletionTimestamp() != nil || j.now.Before(j.foreign[at]) ||
 				j.now.Before(j.stuck[set.kind+" "+key].until) {
 				continue
 			}
@@ -307,7 +311,7 @@ func isRefusal(err error) bool {
 		apierrors.IsInternalError(err)
 }
 
-// have writes the Service and the EndpointSlice of an import, if they differ.
+// have writes the Service and the EndpointSlices of an import, if they differ.
 func (j *job) have(namespace string, x *imported) {
 	if s, ok := j.stuck[x.name]; ok && j.now.Before(s.until) {
 		return
@@ -333,9 +337,12 @@ func (j *job) have(namespace string, x *imported) {
 			return
 		}
 	}
-	if of = j.slice(of, x, key); of != nil {
-		delete(j.stuck, x.name)
+	for at := range x.at.All() {
+		if j.slice(of, x, at.Is6()) == nil {
+			return
+		}
 	}
+	delete(j.stuck, x.name)
 }
 
 // ownerIn returns the Role by which the gateway writes to a namespace, and which owns the objects
@@ -352,11 +359,11 @@ func (j *job) ownerIn(namespace string) *unstructured.Unstructured {
 	return j.owner
 }
 
-func (j *job) slice(of *unstructured.Unstructured, x *imported, key string) *unstructured.Unstructured {
-	have := j.slices[key]
+func (j *job) slice(of *unstructured.Unstructured, x *imported, v6 bool) *unstructured.Unstructured {
+	have := j.slices[of.GetNamespace()+"/"+sliceName(x.name, v6)]
 	switch {
 	case have == nil:
-		return j.put("create", setImportedSlices, x, x.slice(j.source.self.Name, of))
+		return j.put("create", setImportedSlices, x, x.slice(j.source.self.Name, of, v6))
 	case !x.sameSlice(have):
 		return j.put("update", setImportedSlices, x, x.fill(have))
 	}
@@ -376,7 +383,7 @@ func (j *job) put(verb, set string, x *imported, u *unstructured.Unstructured) (
 		} else {
 			stored, err = client.Update(ctx, u, metav1.UpdateOptions{})
 		}
-		at := fmt.Sprintf("%s %s/%s, for the peer's %s", u.GetKind(), u.GetNamespace(), x.name, x.of)
+		at := fmt.Sprintf("%s %s/%s, for the peer's %s", u.GetKind(), u.GetNamespace(), u.GetName(), x.of)
 		switch {
 		case apierrors.IsAlreadyExists(err):
 			j.stuck[x.name] = stuck{j.now.Add(retryConflict),

@@ -126,7 +126,10 @@ func (g *Gateway) share(d *Plan) {
 	for _, s := range inOrderOf(all) {
 		turn.add(s, s.name.Namespace, 1, s.n, s.size)
 	}
-	services, endpoints := exports.MaxServices, exports.MaxEndpoints-len(d.Exports)
+	services, endpoints := exports.MaxServices, exports.MaxEndpoints
+	for _, s := range d.Exports {
+		endpoints -= len(s.Endpoints[0].Addresses)
+	}
 	size := exports.MaxSize
 	if len(d.Exports) > 0 { // Services with the label
 		size -= len(d.Exports)*512 + maxPorts*128

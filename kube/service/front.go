@@ -38,14 +38,19 @@ func ReadFront(o *objects.Object) *Front {
 			return f
 		}
 		f.Wrong = f.of.wrong
-		if !slices.ContainsFunc(f.of.ports, func(p port) bool { return p.v4 }) {
-			f.Refused = "spec.clusterIPs: no address of IPv4, or no port that can be served"
+		if len(f.of.ports) == 0 {
+			f.Refused = "spec.clusterIPs: no address, or no port that can be served"
 			if len(f.Wrong) > 0 {
 				f.Refused = f.Wrong[0]
 			}
 		}
 	}
 	return f
+}
+
+// Has reports whether the Service has an address of a family.
+func (f *Front) Has(v6 bool) bool {
+	return f.of != nil && slices.ContainsFunc(f.of.ports, func(p port) bool { return p.v4 != v6 })
 }
 
 // A Slice is an EndpointSlice of a Service.
@@ -77,9 +82,9 @@ type FrontPort struct {
 	Label string // the port's name
 }
 
-// Ports returns the ports of a Front for IPv4. Its clients are on no node, so neither hints nor the
-// policy Local exclude endpoints.
-func (f *Front) Ports(all []*Slice) (ports []FrontPort) {
+// Ports returns the ports of a Front for one family. Its clients are on no node, so neither hints
+// nor the policy Local exclude endpoints.
+func (f *Front) Ports(all []*Slice, v6 bool) (ports []FrontPort) {
 	own := map[string]*slice{}
 	for _, s := range all {
 		own[s.of.meta.Name] = s.of
@@ -89,11 +94,11 @@ func (f *Front) Ports(all []*Slice) (ports []FrontPort) {
 	}
 	for i := range f.of.ports {
 		p := &f.of.ports[i]
-		if !p.v4 {
+		if p.v4 == v6 {
 			continue
 		}
 		x := FrontPort{p.Service, p.name}
-		x.Endpoints = slices.DeleteFunc(choose(candidates(own, p.name, p.Protocol, true), "", "", f.of.weights),
+		x.Endpoints = slices.DeleteFunc(choose(candidates(own, p.name, p.Protocol, p.v4), "", "", f.of.weights),
 			func(e services.Endpoint) bool { return e.Eligibility != rules.EligibleAll })
 		ports = append(ports, x)
 	}

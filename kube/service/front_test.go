@@ -18,6 +18,7 @@ func TestFront(t *testing.T) {
 	if f.Refused != "" || len(f.Wrong) > 0 {
 		t.Fatalf("%q %q", f.Refused, f.Wrong)
 	}
+	family := false // IPv6
 	ports := func(all ...*Object) string {
 		var read []*Slice
 		for _, o := range all {
@@ -28,7 +29,7 @@ func TestFront(t *testing.T) {
 			read = append(read, s)
 		}
 		var b strings.Builder
-		for _, p := range f.Ports(read) {
+		for _, p := range f.Ports(read, family) {
 			if p.Affinity != rules.AffinityClientIP || p.AffinityTimeout != time.Minute {
 				t.Errorf("affinity %v %v", p.Affinity, p.AffinityTimeout)
 			}
@@ -55,6 +56,11 @@ func TestFront(t *testing.T) {
 	if got, want := ports(), "http 80/6\ndns 53/17\nsctp 5000/132\n"; got != want {
 		t.Errorf("without slices: %s, want %s", got, want)
 	}
+	six := aSlice(t, "s6", "web", webPort, "{addresses: ['fd00:1::5']}")
+	family = true
+	if got, want := ports(ready, six), "http 80/6 fd00:1::5:8080\ndns 53/17\nsctp 5000/132\n"; got != want {
+		t.Errorf("of IPv6: %s, want %s", got, want)
+	}
 }
 
 // TestFrontRefused: a Service for which no single address can stand is refused, with the field.
@@ -63,13 +69,13 @@ func TestFrontRefused(t *testing.T) {
 		"type: ExternalName, externalName: example.org":                         "spec.type: ExternalName is a name without endpoints",
 		"clusterIP: None, ports: [{port: 80}]":                                  "spec.clusterIP: a headless Service has no one address that stands for its endpoints",
 		"ports: [{port: 80}]":                                                   "spec.clusterIP: missing",
-		`clusterIP: "fd00::1", clusterIPs: ["fd00::1"], ports: [{port: 80}]`:    "spec.clusterIPs: no address of IPv4, or no port that can be served",
+		`clusterIP: "fd00::1", clusterIPs: ["fd00::1"]`:                         "spec.clusterIPs: no address, or no port that can be served",
 		"clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ports: [{port: 70000}]": "spec.ports[0].port: 70000 is not between 1 and 65535",
 		"clusterIP: 10.96.0.1, sessionAffinity: Cookie, ports: [{port: 80}]":    `spec.sessionAffinity: "Cookie" is neither None nor ClientIP`,
 		"clusterIP: {}": "spec.clusterIP: a object, where a string belongs",
 	} {
 		f := ReadFront(aService(t, "web", spec))
-		if f.Refused != want || f.Ports(nil) != nil {
+		if f.Refused != want || f.Ports(nil, false) != nil || f.Ports(nil, true) != nil {
 			t.Errorf("%s: %q, want %q", spec, f.Refused, want)
 		}
 	}
