@@ -69,6 +69,9 @@ func (s *State) next(t task, now time.Time) (w *Write, fault string) {
 	derived, called := "", types.NamespacedName{Namespace: name.Namespace, Name: derivedName(name)}
 	have := s.derived[called]
 	if merged.Type == exports.ClusterSetIP {
+		if len(merged.Families) == 1 && s.lacks[merged.Families[0]] {
+			return s.unserved(t, merged, all, have, of, now), ""
+		}
 		switch {
 		case have == nil:
 			return &Write{Verb: "create", Resource: objects.Services, Object: derivedOf(name, merged, of, nil)}, ""
@@ -96,10 +99,24 @@ func (s *State) next(t task, now time.Time) (w *Write, fault string) {
 	if w := s.nextSlice(t, want, of); w != nil {
 		return w, ""
 	}
-	if next := statusOf(of, all, now); next != nil {
-		return &Write{Verb: "update status", Resource: objects.ServiceImports, Object: next}, ""
+	return statusOf(of, all, objects.Condition{Status: "True", Reason: "Ready"}, "Present", now), ""
+}
+
+// unserved is next for a Service of one family, of which this cluster has no ClusterIPs.
+func (s *State) unserved(t task, m exports.Service, all []offer, have, of *unstructured.Unstructured,
+	now time.Time) *Write {
+	if have != nil {
+		return s.remove(t, nil, nil)
 	}
-	return nil, ""
+	if next := s.importOf(t.name, m, []string{}, of); !reflect.DeepEqual(specOf(next), specOf(of)) {
+		return &Write{Verb: "update", Resource: objects.ServiceImports, Object: next}
+	}
+	if w := s.remove(t, map[string]*ourSlice{}, nil); w != nil {
+		return w
+	}
+	return statusOf(of, all, objects.Condition{Status: "False", Reason: "IPFamilyNotSupported", Message: fmt.Sprintf(
+		"the oldest export has %s alone, and Services of this cluster have none; the pods of its cluster are reached by their addresses",
+		m.Families[0])}, "", now)
 }
 
 // notOurs says that somebody else has made a ServiceImport.
@@ -155,7 +172,7 @@ func (s *State) importOf(
 	have *unstructured.Unstructured,
 ) *unstructured.Unstructured {
 	spec := map[string]any{"type": m.Type, "ports": plain(orEmpty(m.Ports))}
-	if m.Type == exports.Headless || len(ips) > 0 {
+	if m.Type == exports.Headless || ips != nil {
 		spec["ipFamilies"] = plain(m.Families) // with the addresses, in one write
 	}
 	if len(ips) > 0 {
@@ -273,8 +290,10 @@ func (s *State) nextStatus(name types.NamespacedName, all []offer, conflicts []c
 	return &Write{Verb: "update status", Resource: objects.ServiceExports, Object: u}
 }
 
-// statusOf returns a ServiceImport with its status, if that differs.
-func statusOf(of *unstructured.Unstructured, all []offer, now time.Time) *unstructured.Unstructured {
+// statusOf returns the write of a ServiceImport's status, if that differs. Ready is its condition,
+// and slices says whether its EndpointSlices are there.
+func statusOf(of *unstructured.Unstructured, all []offer, ready objects.Condition, slicesAre string,
+	now time.Time) *Write {
 	var status struct {
 		EndpointSliceObjects string
 		Clusters             []struct{ Cluster string }
@@ -289,17 +308,25 @@ func statusOf(of *unstructured.Unstructured, all []offer, now time.Time) *unstru
 	for _, c := range status.Clusters {
 		was = append(was, c.Cluster)
 	}
-	ready := len(status.Conditions) == 1 && status.Conditions[0].Status == "True"
-	if ready && slices.Equal(clusters, was) && status.EndpointSliceObjects == "Present" {
-		return nil
+	ready.Type = "Ready"
+	if len(status.Conditions) == 1 {
+		if ready.Since = status.Conditions[0].Since; status.Conditions[0] == ready && slices.Equal(clusters, was) &&
+			status.EndpointSliceObjects == slicesAre {
+			return nil
+		}
+	}
+	if len(status.Conditions) != 1 || status.Conditions[0].Status != ready.Status {
+		ready.Since = now.UTC().Format(time.RFC3339)
 	}
 	var list []any
 	for _, c := range clusters {
 		list = append(list, map[string]any{"cluster": c})
 	}
-	return withStatus(of, map[string]any{"clusters": list, "endpointSliceObjects": "Present",
-		"conditions": []objects.Condition{{Type: "Ready", Status: "True", Reason: "Ready",
-			Since: now.UTC().Format(time.RFC3339)}}})
+	next := map[string]any{"clusters": list, "conditions": []objects.Condition{ready}}
+	if slicesAre != "" {
+		next["endpointSliceObjects"] = slicesAre
+	}
+	return &Write{Verb: "update status", Resource: objects.ServiceImports, Object: withStatus(of, next)}
 }
 
 func withStatus(u *unstructured.Unstructured, status map[string]any) *unstructured.Unstructured {

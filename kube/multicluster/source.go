@@ -3,6 +3,7 @@ package multicluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -257,6 +258,7 @@ func (s *Source) look(ctx context.Context, now time.Time) {
 	if s.looked.IsZero() || room != s.state.room {
 		s.state.PutRoom(room)
 	}
+	s.state.Forgive()
 	s.looked = now
 }
 
@@ -388,6 +390,12 @@ func (s *Source) write(ctx context.Context, name types.NamespacedName, w *Write)
 			err = nil // the watch says so, too
 		}
 	}
+	if family := lacking(w, err); family != "" { // the ServiceImport says so
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.state.lacks[family] = true
+		return true, false
+	}
 	s.loop.Causes.Log(ctx, w.Verb, w.Resource.Resource, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -408,4 +416,20 @@ func (s *Source) write(ctx context.Context, name types.NamespacedName, w *Write)
 			w.Object.GetName(), err.Error())
 	}
 	return false, false
+}
+
+// lacking returns the family of a Service which the API server refuses because it has no addresses
+// of it; "" if it does not.
+func lacking(w *Write, err error) string {
+	var refusal apierrors.APIStatus
+	if w.Resource != objects.Services || !apierrors.IsInvalid(err) || !errors.As(err, &refusal) ||
+		refusal.Status().Details == nil || !slices.ContainsFunc(refusal.Status().Details.Causes,
+		func(c metav1.StatusCause) bool { return strings.HasPrefix(c.Field, "spec.ipFamilies") }) {
+		return ""
+	}
+	family, _, _ := unstructured.NestedStringSlice(w.Object.Object, "spec", "ipFamilies")
+	if len(family) != 1 {
+		return ""
+	}
+	return family[0]
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/dynamic/fake"
 	kubetesting "k8s.io/client-go/testing"
 
@@ -209,6 +210,84 @@ func TestSharedName(t *testing.T) {
 		defer s.mu.Unlock()
 		if spent := 1_000_000 - s.budgets["turin"].Tokens(); spent > changes*2*least {
 			t.Errorf("turin is charged %.0f bytes for %d changes", spent, changes)
+		}
+	})
+}
+
+// TestFamilyNotSupported: where Services of the cluster lack the only family of a Service, its
+// ServiceImport says so, and the API server is asked seldom. Once they have it, the Service comes;
+// if its oldest export has another family, too.
+func TestFamilyNotSupported(t *testing.T) {
+	of := func(families, address string) string {
+		return strings.Replace(fmt.Sprintf(web, 1, "{ip: '"+address+"'}"), "sessionAffinity:",
+			"ipFamilies: "+families+", sessionAffinity:", 1)
+	}
+	withSource(t, func(a *apiServer, s *Source) {
+		var supported atomic.Bool
+		var refused atomic.Int64
+		a.PrependReactor("create", "services", func(do kubetesting.Action) (bool, runtime.Object, error) {
+			u := do.(kubetesting.CreateAction).GetObject().(*unstructured.Unstructured)
+			families, _, err := unstructured.NestedStringSlice(u.Object, "spec", "ipFamilies")
+			need.NoError(t, err)
+			if supported.Load() || families[0] == "IPv4" {
+				ip := map[string]string{"IPv4": "10.96.0.9", "IPv6": "fd96::9"}[families[0]]
+				spec := u.Object["spec"].(map[string]any)
+				spec["clusterIP"], spec["clusterIPs"] = ip, []any{ip}
+				return false, nil, nil
+			}
+			refused.Add(1)
+			return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, u.GetName(), field.ErrorList{
+				field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), "IPv6", "not configured on this cluster")})
+		})
+		p := object(t, dual)
+		p.SetResourceVersion(fmt.Sprint(a.version.Add(1)))
+		need.NoError(t, a.Tracker().Update(objects.Peerings, p, "culvert"))
+		is := func() string {
+			time.Sleep(roomEach + 10*time.Second)
+			o, err := a.Tracker().Get(objects.ServiceImports, "shop", "web")
+			need.NoError(t, err)
+			u := o.(*unstructured.Unstructured)
+			var status struct{ Conditions []objects.Condition }
+			objects.ReadPart("status", objects.PartOf(u, "status"), &status)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.why) > 0 {
+				t.Errorf("it is also said that %v", s.why)
+			}
+			if len(status.Conditions) != 1 {
+				return fmt.Sprint(status.Conditions)
+			}
+			return fmt.Sprint(status.Conditions[0].Status, " ", status.Conditions[0].Reason, " ", len(s.state.derived), " ",
+				len(s.state.ours.all))
+		}
+		const no, yes = "False IPFamilyNotSupported 0 0", "True Ready 1 1"
+		for _, step := range []struct {
+			said, want string
+			supported  bool
+		}{
+			{of("[IPv6]", "fd00:244:0:1::5"), no, false}, {of("[IPv4]", "10.244.1.5"), yes, false},
+			{of("[IPv6]", "fd00:244:0:1::5"), no, false}, {of("[IPv6]", "fd00:244:0:1::5"), yes, true},
+		} {
+			supported.Store(step.supported)
+			a.tell(t, "milan", step.said)
+			if got := is(); got != step.want {
+				t.Errorf("%s: %s, want %s", step.said, got, step.want)
+			}
+		}
+		before := refused.Load()
+		supported.Store(false)
+		a.tell(t, "milan", "")
+		time.Sleep(10 * time.Second)
+		a.tell(t, "milan", of("[IPv6]", "fd00:244:0:1::6"))
+		writes := a.writes.Load()
+		for range 10 {
+			is()
+		}
+		if n := refused.Load() - before; n < 5 || n > 15 {
+			t.Errorf("%d requests are refused in ten minutes", n)
+		}
+		if n := a.writes.Load() - writes; n > 30 {
+			t.Errorf("%d writes in ten minutes", n)
 		}
 	})
 }

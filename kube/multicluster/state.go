@@ -32,6 +32,7 @@ type State struct {
 	ours    index[*ourSlice]
 
 	room    int                                                  // how many ClusterIPs the Services of a peer may have
+	lacks   map[string]bool                                      // families of which Services here have no ClusterIPs
 	cluster string                                               // this cluster's ID; "" = no Peering says
 	peers   map[string]map[types.NamespacedName]*exports.Service // what is accepted, by Peering
 	clashes map[string]string                                    // why nothing is accepted of a Peering
@@ -55,7 +56,8 @@ func NewState() *State {
 	return &State{room: exports.MaxServices,
 		namespaces: map[string]bool{}, peerings: map[string]*peering.Peering{}, heard: map[string]*heard{},
 		exports: map[types.NamespacedName]*mcs.Export{}, services: map[types.NamespacedName]*mcs.Service{},
-		slices: newIndex[*mcs.Slice](), imports: map[types.NamespacedName]*unstructured.Unstructured{},
+		lacks: map[string]bool{}, slices: newIndex[*mcs.Slice](),
+		imports: map[types.NamespacedName]*unstructured.Unstructured{},
 		derived: map[types.NamespacedName]*unstructured.Unstructured{}, ours: newIndex[*ourSlice](),
 		peers: map[string]map[types.NamespacedName]*exports.Service{}, clashes: map[string]string{},
 		silent: map[string]time.Time{}, lost: map[string]bool{},
@@ -261,6 +263,14 @@ func (s *State) PutHeard(name string, h *heard) {
 func (s *State) PutRoom(n int) {
 	s.room = n
 	s.judge()
+}
+
+// Forgive has the API server asked again for ClusterIPs of the families that it has refused.
+func (s *State) Forgive() {
+	if len(s.lacks) > 0 {
+		clear(s.lacks)
+		s.touchAll(func(types.NamespacedName) bool { return true })
+	}
 }
 
 // judge finds out which Peerings count, and what is accepted of each.

@@ -193,6 +193,13 @@ func (s *State) viewed(name types.NamespacedName) Viewed {
 		var spec struct{ IPs []string }
 		objects.ReadPart("spec", objects.PartOf(of, "spec"), &spec)
 		v.Addresses = spec.IPs
+		var status struct{ Conditions []objects.Condition }
+		objects.ReadPart("status", objects.PartOf(of, "status"), &status)
+		for _, c := range status.Conditions {
+			if c.Type == "Ready" && c.Status == "False" {
+				note("is not imported: %s", c.Message)
+			}
+		}
 	}
 	return v
 }
