@@ -44,7 +44,7 @@
 // # What it does not do
 //
 // It does not reassemble packets: even echo requests to its own addresses are answered fragment by
-// fragment. It does not carry ECN over the WireGuard leg, because wireguard-go neither reads nor
-// sets the outer bits; the Geneve leg follows RFC 6040. It does not send a packet without a route
-// anywhere: it answers with an ICMP error.
+// fragment. It does not carry congestion marks over the WireGuard leg, for the reason in the doc of
+// package wg; the Geneve leg follows RFC 6040. It does not send a packet without a route anywhere:
+// it answers with an ICMP error.
 package path

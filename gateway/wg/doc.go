@@ -26,5 +26,13 @@
 // # What it does not do
 //
 // The only peer's allowed IPs are all of IPv4 and IPv6, so the receiver of the packets must check
-// their sources. It neither reads nor sets the outer ECN bits.
+// their sources.
+//
+// It neither reads nor sets the outer ECN bits. A Bind sends what is encrypted, without a word
+// about the packet inside (device/send.go, RoutineSequentialSender: peer.SendBuffers), and
+// RoutineSequentialReceiver in device/receive.go leaves out the endpoints, in which a Bind could
+// say what it has received, when it calls Write of the tun.Device. So the outer field is Not-ECT,
+// as in compatibility mode (RFC 6040, Section 4.1): routers between the gateways drop packets where
+// they would mark them, and what the inner field says crosses unchanged, with the rest of the
+// traffic class.
 package wg
