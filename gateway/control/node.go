@@ -56,6 +56,9 @@ type NodeLink struct {
 	Underlay       netip.Addr `json:"underlay"`       // of the gateway
 	Address        netip.Addr `json:"address"`        // of this node in the tunnel; of two the IPv4 one
 	GatewayAddress netip.Addr `json:"gatewayAddress"` // of the gateway in the tunnel, likewise
+	// The same, of each family.
+	Addresses        []netip.Addr `json:"addresses"`
+	GatewayAddresses []netip.Addr `json:"gatewayAddresses"`
 
 	// Of a carried link.
 	Answers         bool     `json:"answers"`              // the gateway has answered ARP in the last seconds

@@ -132,7 +132,8 @@ type Node struct {
 	// up; silent: not heard for a minute; unresolved: it has not answered ARP
 	State           string         `json:"state"`
 	Underlay        netip.Addr     `json:"underlay"`
-	Address         netip.Addr     `json:"address"`
+	Address         netip.Addr     `json:"address"`   // in the tunnel; of two the IPv4 one
+	Addresses       []netip.Addr   `json:"addresses"` // in the tunnel, of each family
 	VNI             uint32         `json:"vni"`
 	Encap           string         `json:"encap"` // geneve or vxlan; auto: not heard yet
 	PodCIDRs        []netip.Prefix `json:"podCIDRs"`

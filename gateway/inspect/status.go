@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"os"
 	"runtime/metrics"
+	"slices"
 	"sort"
 	"strconv"
 	"sync"
@@ -126,6 +127,7 @@ func (src *Source) nodeStatus(c *config.Config, links config.Links, known map[na
 		node := control.Node{
 			Leg:  src.Monitor.Leg(links.ByName[n.Name], now),
 			Name: n.Name, State: "unresolved", Underlay: n.Underlay, Address: n.Address.First(), VNI: uint32(n.VNI),
+			Addresses:       slices.Collect(n.Address.All()),
 			Encap:           s.Encap.String(),
 			PodCIDRs:        n.PodCIDRs,
 			ReceivedPackets: s.ReceivedPackets, ReceivedBytes: s.ReceivedBytes, SentPackets: s.SentPackets,

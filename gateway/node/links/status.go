@@ -27,6 +27,7 @@ func (s *Set) Show(n *control.NodeStatus) {
 			Interface: st.Link.Name, State: string(st.State), Warning: st.Warning, VNI: uint32(st.Link.VNI),
 			MTU:      st.Link.MTU,
 			Underlay: st.Link.Remote, Address: st.Link.Address.First(), GatewayAddress: st.Link.Gateway.First(),
+			Addresses: st.Link.Address.All(), GatewayAddresses: st.Link.Gateway.All(),
 			Answers: st.Answers, ReceivedPackets: st.ReceivedPackets, SentPackets: st.SentPackets,
 			ReceivedBytes: st.ReceivedBytes, SentBytes: st.SentBytes,
 		}

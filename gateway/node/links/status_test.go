@@ -2,6 +2,7 @@ package links
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,7 +34,8 @@ func TestSeen(t *testing.T) {
 	})
 	up, not := n.Links[0], n.Links[1]
 	if up.State != "carried" || up.Interface != milan.Name || up.VNI != 1 || up.Underlay != milan.Remote ||
-		up.SentPackets == 0 || up.ReceivedPackets == 0 || up.Fault != "" {
+		up.SentPackets == 0 || up.ReceivedPackets == 0 || up.Fault != "" ||
+		!slices.Equal(up.Addresses, milan.Address.All()) || !slices.Equal(up.GatewayAddresses, milan.Gateway.All()) {
 		t.Errorf("%+v", up)
 	}
 	if not.State != "refused" || !strings.Contains(not.Fault, "is an address of this node") {
