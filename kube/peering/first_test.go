@@ -112,6 +112,41 @@ func (e *ends) run() (seen, faults map[string]string) {
 	return seen, faults
 }
 
+// TestPeersOfOneFamilyEach: a cluster of both families has a peer of IPv4 alone, and one of IPv6
+// alone. Each Peering carries what its peer has, in gateways and agents, and its status says so.
+func TestPeersOfOneFamilyEach(t *testing.T) {
+	e := newEnds(t)
+	for n := 1; n <= 2; n++ {
+		e.nodes[fmt.Sprint("node", n)] = readNode(object(t, fmt.Sprintf(nodeText, n),
+			fmt.Sprintf("podCIDRs: [10.244.%d.0/24]", n),
+			fmt.Sprintf("podCIDRs: [10.244.%d.0/24, 'fd00:244:0:%[1]d::/64']", n)))
+	}
+	e.change("turin", "internalCIDR: 10.81.0.0/24", "internalCIDR: 'fd81::/64'",
+		"podCIDRs: [10.244.0.0/16], externalCIDR: 10.70.0.0/24",
+		"podCIDRs: ['fd00:244::/56'], externalCIDR: 'fd70::/112'",
+		"{cidr: 10.244.0.0/16, remap: 10.62.0.0/16}", "{cidr: 'fd00:244::/56', remap: 'fd62::/56'}",
+		"{cidr: 10.70.0.0/24, remap: 10.72.0.0/24}", "{cidr: 'fd70::/112', remap: 'fd72::/112'}")
+	for range 2 {
+		seen, faults := e.run()
+		if text(t, seen) != `{"milan":"10.61.0.0/16","turin":"fd62::/56"}` ||
+			text(t, faults) != `{"milan":"","turin":""}` {
+			t.Errorf("seen %v, faults %v", seen, faults)
+		}
+		for name, want := range map[string]string{"milan": "10.61.0.0/16 10.80.0.3", "turin": "fd62::/56 fd81::3"} {
+			st := e.peerings[name].Status
+			if got := st.PodsSeenAs + " " + st.Nodes[1].Address; got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
+			}
+		}
+		for _, p := range e.agent.Plan().Peers {
+			if six := p.Peering == "turin"; p.Link.Address.V6.IsValid() != six || p.Link.Address.V4.IsValid() == six {
+				t.Errorf("%s: the link has %v", p.Peering, p.Link.Address)
+			}
+		}
+		e.restart()
+	}
+}
+
 // TestFirstComeStays: what one Peering, a Node or a Service has is not taken by a later change of a
 // Peering, nor is what a Peering has by what they claim later. Gateways and agents agree, before
 // and after all of them start again, and the fault is that of who came later, and names both.

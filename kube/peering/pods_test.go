@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -14,9 +15,11 @@ import (
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"culvert/gateway/config"
 	"culvert/integration/need"
 	"culvert/kube"
 	"culvert/kube/service"
+	"culvert/nat"
 )
 
 // A model has the objects of a cluster as the API server has them.
@@ -359,5 +362,59 @@ func TestEndingPodDisputesNothing(t *testing.T) {
 	s.state.pods.set("shop/victim", nil)
 	if got := has(); got != "node1: " {
 		t.Error(got)
+	}
+}
+
+// BenchmarkPodChange is the work for a pod that gets other addresses, among 20,000 of 200 nodes,
+// until packets have them, and what all of them need in memory.
+func BenchmarkPodChange(b *testing.B) {
+	const nodes, each = 200, 100
+	for name, with := range map[string][]string{"IPv4": nil, "dual": dual} {
+		b.Run(name, func(b *testing.B) {
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			g := rome(b)
+			for n := 1; n <= nodes; n++ {
+				g.nodes[fmt.Sprint("node", n)], g.tunnels[fmt.Sprint("node", n)] = nodeObject(b, n), tunnelObject(b, n)
+			}
+			g.put(readIn(b, append([]string{"peer: milan", "peer: milan\n  podsFrom: Pods"}, with...)...))
+			put := func(i, generation int) string {
+				n, at := 1+i%nodes, 1+i/nodes+generation%2*each
+				p := &pod{node: fmt.Sprint("node", n), addresses: []netip.Addr{
+					netip.AddrFrom4([4]byte{10, 244, byte(n), byte(at)})}}
+				if with != nil {
+					p.addresses = append(p.addresses, netip.MustParseAddr(fmt.Sprintf("fd00:244:0:%x::%x", n, at)))
+				}
+				g.pods.set(fmt.Sprint("default/pod", i), p)
+				return p.node
+			}
+			for i := range nodes * each {
+				put(i, 0)
+			}
+			store(g, g.Plan())
+			base := base()
+			derive := func() *config.Config {
+				d := g.Plan()
+				return d.Config(d.Peering.Base(base))
+			}
+			now := derive()
+			links := config.Links{}.Assign(now.Geneve.Nodes)
+			e, err := nat.New([16]byte{1}, now.NAT(links, 0))
+			need.NoError(b, err)
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			for i := 0; b.Loop(); i++ {
+				node := put(i%(nodes*each), 1+i/(nodes*each))
+				next := derive()
+				m, alone := next.Amended(now, links)
+				if !alone || len(m.Routes) != 1 || len(m.Routes[links.ByName[node]]) == 0 || !e.Reroute(m.Routes) {
+					b.Fatalf("%t, %d routes", alone, len(m.Routes))
+				}
+				now = next
+			}
+			b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "MiB")
+			runtime.KeepAlive(e)
+		})
 	}
 }
