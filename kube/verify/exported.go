@@ -54,16 +54,17 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 	if namespace == "" {
 		return nil, fmt.Sprintf("spec.imports of Peering %s names no namespace", a.Peering.Metadata.Name), nil
 	}
-	if !b.Peering.UnknownSource().V4.IsValid() || r.families[0] {
+	v6 := r.families[0]
+	if !b.Peering.UnknownSource().Of(v6).IsValid() {
 		return nil, fmt.Sprintf(
-			"%s's Peering has no spec.local.externalCIDR of IPv4, from which exported Services have their addresses",
-			b.name()), nil
+			"%s's Peering has no spec.local.externalCIDR of %s, from which exported Services have their addresses",
+			b.name(), familyOf(v6)), nil
 	}
 	if _, err := r.clusters[i].ClusterIP(ctx, namespace, r.importedName()); apierrors.IsForbidden(err) {
 		return nil, fmt.Sprintf("you may not get services in namespace %s", namespace), nil
 	}
 	r.imported[i] = namespace
-	objects := serviceObjects(exportedService, "ClusterIP", r.servers[1-i][0].Addresses.V4,
+	objects := serviceObjects(exportedService, "ClusterIP", r.servers[1-i][0].Addresses.Of(v6),
 		map[string]any{peering.LabelExport: "true"})
 	if _, err := r.clusters[1-i].Create(ctx, r.namespace, objects...); err != nil {
 		return nil, "", err
@@ -73,7 +74,7 @@ func (r *run) export(ctx context.Context, i int) (paths []Path, note string, err
 		return nil, "", err
 	}
 	for _, host := range []string{"", fmt.Sprintf("%s.%s.svc", r.importedName(), namespace)} {
-		p := r.path(KindService, i, len(r.chosen[i])-1, 1-i, 0, false)
+		p := r.path(KindService, i, len(r.chosen[i])-1, 1-i, 0, v6)
 		if p.target, p.host = at, host; !at.IsValid() {
 			p.Error = notImported
 		}

@@ -193,7 +193,10 @@ func (c *played) ClusterIP(_ context.Context, namespace, name string) (netip.Add
 		if labels, _ := meta["labels"].(map[string]any); labels["culvert/export"] == "true" &&
 			namespace == c.Peerings[0].Imports && !c.deaf {
 			if space, ok := strings.CutPrefix(name, "probe-"); ok && (o.spaces[space] || c.keeps) {
-				return netip.MustParseAddr("10.96.0.99"), nil
+				if x["spec"].(map[string]any)["ipFamilies"].([]any)[0] == "IPv6" {
+					return address("fd96::99"), nil
+				}
+				return address("10.96.0.99"), nil
 			}
 		}
 	}
@@ -282,6 +285,9 @@ func (c *played) answer(node string, pair rules.Pair, to probe.Target) probe.Ans
 	named := err != nil
 	if named {
 		at = netip.MustParseAddrPort("10.96.0.99:9199")
+		if c.Peerings[0].Pods[0].Addr().Is6() {
+			at = netip.MustParseAddrPort("[fd96::99]:9199")
+		}
 	}
 	six := at.Addr().Is6()
 	own, b := pair.Of(six), at.Addr().AsSlice()
@@ -297,7 +303,7 @@ func (c *played) answer(node string, pair rules.Pair, to probe.Target) probe.Ans
 	case at.Port() == 30999:
 		p.Kind, p.To, p.Seen = KindNodePort, far, map[bool]string{false: fmt.Sprintf("10.%d.0.0", pods+10),
 			true: fmt.Sprintf("fd%d::", pods+10)}[six]
-	case at.Addr().String() == "10.96.0.99":
+	case at.Addr() == address("10.96.0.99"), at.Addr() == address("fd96::99"):
 		p.Kind, p.To, p.Seen = KindService, fmt.Sprintf("%s/%[1]s-1", far), remapped(own, pods).String()
 		if named {
 			p.host, _, _ = strings.Cut(to.Address, ":")

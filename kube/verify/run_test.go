@@ -386,6 +386,11 @@ ok rome/rome-1 NodePort milan/milan-2 900 µs – – – fd72::`
 			w.rome.six(true)
 			w.milan.six(true)
 		}, strings.Split(six, "\n"), 10},
+		"IPv6 alone, and an exported Service": {func(w *world) {
+			w.rome.six(true)
+			w.milan.six(true)
+			w.rome.Peerings[0].Imports = "imports"
+		}, strings.Split(six, "\n"), 12},
 		"one of both": {func(w *world) { w.rome.six(false) }, strings.Split(four, "\n"), 10},
 		"none in common": {func(w *world) { w.rome.six(true) },
 			[]string{"wrong rome/rome-1 milan/milan-1 the Peering has no address for the far end – – – –"}, 10},
