@@ -56,7 +56,7 @@ func shopSlice(name string, addresses ...string) object {
 // keepShop serves a pod's port until the end of the test.
 func keepShop(t *testing.T, pod *peerHost, address string) {
 	t.Helper()
-	pod.accept(t, "tcp4", net.JoinHostPort(address, shopTarget), func(conn net.Conn) {
+	pod.accept(t, "tcp", net.JoinHostPort(address, shopTarget), func(conn net.Conn) {
 		client, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 		fmt.Fprintf(conn, "%s sees %s\n", address, client)
 	})
@@ -64,7 +64,7 @@ func keepShop(t *testing.T, pod *peerHost, address string) {
 
 // visitShop returns the answer at an address.
 func visitShop(from *peerHost, address string) (string, error) {
-	conn, err := from.dialWithin(followed, "tcp4", net.JoinHostPort(address, shopPort))
+	conn, err := from.dialWithin(followed, "tcp", net.JoinHostPort(address, shopPort))
 	if err != nil {
 		return "", err
 	}

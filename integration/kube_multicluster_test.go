@@ -368,6 +368,9 @@ func TestKubeMulticlusterDual(t *testing.T) {
 	isolated(t, func(t *testing.T) {
 		first, second := newPeeringLabs6(t, both)
 		rome, milan := newMulticlusterLab(t, first), newMulticlusterLab(t, second)
+		rome.apply(namespace("milan"))
+		rome.template("--peering=milan", "--imports=milan")
+		rome.imports = "milan"
 		rome.meet(milan.peeringLab)
 		milan.meet(rome.peeringLab)
 		for _, m := range []*multiclusterLab{rome, milan} {
@@ -419,6 +422,7 @@ func TestKubeMulticlusterDual(t *testing.T) {
 			strings.Join(strings.Fields(out), " "), want) {
 			t.Errorf("culvert services: %s, want %q", out, want)
 		}
+		t.Run("by the label", func(t *testing.T) { testExportDual(t, rome.peeringLab, milan.peeringLab) })
 		milan.apply(shop("web", nil, object{"ipFamilyPolicy": "SingleStack"}))
 		rome.awaitEndpoints("web", four4...)
 		if now := addresses("web", "[IPv4]", 1); now[0] != ips[0] {
@@ -430,4 +434,52 @@ func TestKubeMulticlusterDual(t *testing.T) {
 			t.Errorf("shop/web has become %s, want %s", now, ips[0])
 		}
 	}, kubernetes)
+}
+
+// testExportDual: a Service with the label is imported with the families that it has, and leads to
+// endpoints of each.
+func testExportDual(t *testing.T, rome, milan *peeringLab) {
+	six, here := onlyIPv6Peers.of, milan.pod(&kubeNodes[0], 5)
+	client := rome.seen(rome.pod(&kubeNodes[1], 5))
+	for _, f := range both {
+		keepShop(t, milan.pods[0], f.of(here))
+	}
+	labelled := func(policy string) object {
+		return shop("old", object{"culvert/export": "true"}, object{"ipFamilyPolicy": policy})
+	}
+	milan.apply(labelled("RequireDualStack"), shopSlice("old", here), shopSlice("old", six(here)))
+	at := map[string]string{}
+	imported := func(families string) {
+		t.Helper()
+		eventually(t, "the import has "+families, func() error {
+			service, err := rome.api.admin.get(object{"apiVersion": "v1", "kind": "Service",
+				"metadata": object{"name": "old-shop", "namespace": "milan"}})
+			if err != nil {
+				return fmt.Errorf("%w; %s", err, rome.condition("Imported"))
+			}
+			clear(at)
+			for _, name := range []string{"old-shop", "old-shop.ipv6"} {
+				slice, err := rome.api.admin.get(object{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+					"metadata": object{"name": name, "namespace": "milan"}})
+				if err == nil {
+					endpoint := slice["endpoints"].([]any)[0].(object)
+					at[fmt.Sprint(slice["addressType"])] = fmt.Sprint(endpoint["addresses"].([]any)[0])
+				}
+			}
+			if got := fmt.Sprint(field(service, "spec", "ipFamilies"), len(at)); got != families {
+				return fmt.Errorf("it has %s, %v; %s", got, at, rome.condition("Imported"))
+			}
+			return nil
+		})
+	}
+	imported("[IPv4 IPv6] 2")
+	first := at["IPv4"]
+	awaitVisit(t, rome.pods[1], at["IPv4"], here+" sees "+client+"\n")
+	awaitVisit(t, rome.pods[1], at["IPv6"], six(here)+" sees "+six(client)+"\n")
+	milan.apply(labelled("SingleStack"))
+	imported("[IPv4] 1")
+	if at["IPv4"] != first {
+		t.Errorf("the Service is exported at %s, want %s as before", at["IPv4"], first)
+	}
+	awaitVisit(t, rome.pods[1], first, here+" sees "+client+"\n")
 }
