@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 
 	"culvert/cmd/internal/cli"
@@ -119,7 +120,11 @@ func printLinks(w io.Writer, s *control.NodeStatus) {
 	for i := range s.Links {
 		l := &s.Links[i]
 		rtt := rttText(&control.Leg{RTTSeconds: l.RTTSeconds})
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", l.Interface, linkState(l), l.GatewayAddress, l.Underlay,
+		gateway := l.GatewayAddresses
+		if len(gateway) == 0 { // an older node's
+			gateway = []netip.Addr{l.GatewayAddress}
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n", l.Interface, linkState(l), joined(gateway), l.Underlay,
 			l.VNI, l.MTU, rtt,
 			bytesText(l.ReceivedBytes), bytesText(l.SentBytes))
 	}

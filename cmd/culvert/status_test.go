@@ -35,6 +35,18 @@ func TestStatusOfLinks(t *testing.T) {
 	}
 }
 
+// TestStatusOfFamilies: of a link that has both families, both addresses of the gateway are shown.
+func TestStatusOfFamilies(t *testing.T) {
+	four, six := netip.MustParseAddr("10.80.0.4"), netip.MustParseAddr("fd80::4")
+	var b strings.Builder
+	need.NoError(t, printNodeStatus(&b, &control.NodeStatus{Name: "node1", Links: []control.NodeLink{{
+		Interface: "cv-milan", State: "carried", Underlay: netip.MustParseAddr("10.244.2.7"),
+		GatewayAddress: four, GatewayAddresses: []netip.Addr{four, six}}}}))
+	if !strings.Contains(b.String(), " 10.80.0.4, fd80::4  10.244.2.7 ") {
+		t.Error(b.String())
+	}
+}
+
 // TestStatusOfServices: docs/services.md shows how drops are printed of a node that serves
 // Services.
 func TestStatusOfServices(t *testing.T) {

@@ -102,6 +102,7 @@ func TestTraceParameters(t *testing.T) {
 		"protocol=icmp&source=fd00::1&destination=fd00::5":               "protocol: icmp is of IPv4; for these addresses it is icmpv6",
 		"protocol=icmpv6&source=10.0.1.5&destination=10.0.2.5":           "protocol: icmpv6 is of IPv6; for these addresses it is icmp",
 		"protocol=sctp&source=10.0.1.5&destination=10.0.2.5":             "destination: sctp needs a port; write 10.0.2.5:PORT",
+		"protocol=tcp&source=fd00::1&destination=fd00::50":               "destination: tcp needs a port; write [fd00::50]:PORT",
 		"protocol=icmp&source=10.0.1.5&destination=10.0.2.5:80":          "source, destination: icmp has no ports; write addresses alone",
 		"protocol=udp&flags=syn&source=10.0.1.5&destination=10.0.2.5:80": "flags: udp has none; tcp has",
 	} {

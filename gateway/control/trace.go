@@ -203,7 +203,8 @@ func (o *TraceOptions) describes() error {
 	case number == 58 && is4:
 		return errors.New("protocol: icmpv6 is of IPv6; for these addresses it is icmp")
 	case ports && o.Destination.Port() == 0:
-		return fmt.Errorf("destination: %s needs a port; write %s:PORT", o.Protocol, o.Destination.Addr())
+		at := strings.TrimSuffix(o.Destination.String(), "0") // with brackets for IPv6
+		return fmt.Errorf("destination: %s needs a port; write %sPORT", o.Protocol, at)
 	case !ports && o.Source.Port()|o.Destination.Port() != 0:
 		return fmt.Errorf("source, destination: %s has no ports; write addresses alone", o.Protocol)
 	case number != 6 && len(o.Flags) > 0:
