@@ -92,6 +92,9 @@ const (
 	serviceAgents = "service-agents"
 )
 
+// multiclusterApp labels the pods of culvert multicluster, which are beside gateways.
+const multiclusterApp = "culvert-multicluster"
+
 // atOnce is how many requests a cluster gets at one time.
 const atOnce = 8
 
@@ -209,6 +212,9 @@ func (c *Cluster) pod(ctx context.Context, a *gather.Archive, u *unstructured.Un
 	}
 	if !running {
 		a.Miss("status", errors.New("its container does not run"), place...)
+		return
+	}
+	if u.GetLabels()["app"] == multiclusterApp { // it answers no questions
 		return
 	}
 	x := &pod{cluster: c, path: path, container: container, namespace: u.GetNamespace()}
