@@ -32,8 +32,9 @@ type apiServer struct {
 	version, writes, bytes atomic.Int64
 }
 
-// withSource runs f in a bubble of time with a Source of rome, whose peers are milan and turin.
-func withSource(t *testing.T, f func(*apiServer, *Source)) {
+// withSource runs f in a bubble of time with a Source of rome, whose peers are milan and turin. The
+// reactors come before the API server's own.
+func withSource(t *testing.T, f func(*apiServer, *Source), reactors ...kubetesting.Reactor) {
 	need.Bubble(t, func(t *testing.T) {
 		kinds := map[schema.GroupVersionResource]string{objects.Events: "EventList"}
 		for _, r := range []schema.GroupVersionResource{objects.ServiceExports, objects.ServiceImports,
@@ -71,6 +72,7 @@ func withSource(t *testing.T, f func(*apiServer, *Source)) {
 			}
 			return false, nil, nil
 		})
+		a.ReactionChain = append(reactors, a.ReactionChain...)
 		add := func(r schema.GroupVersionResource, kind, text string) {
 			u := object(t, text)
 			u.SetAPIVersion(r.GroupVersion().String())
@@ -222,23 +224,23 @@ func TestFamilyNotSupported(t *testing.T) {
 		return strings.Replace(fmt.Sprintf(web, 1, "{ip: '"+address+"'}"), "sessionAffinity:",
 			"ipFamilies: "+families+", sessionAffinity:", 1)
 	}
+	var supported atomic.Bool
+	var refused atomic.Int64
+	unlessSupported := func(do kubetesting.Action) (bool, runtime.Object, error) {
+		u := do.(kubetesting.CreateAction).GetObject().(*unstructured.Unstructured)
+		families, _, err := unstructured.NestedStringSlice(u.Object, "spec", "ipFamilies")
+		need.NoError(t, err)
+		if supported.Load() || families[0] == "IPv4" {
+			ip := map[string]string{"IPv4": "10.96.0.9", "IPv6": "fd96::9"}[families[0]]
+			spec := u.Object["spec"].(map[string]any)
+			spec["clusterIP"], spec["clusterIPs"] = ip, []any{ip}
+			return false, nil, nil
+		}
+		refused.Add(1)
+		return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, u.GetName(), field.ErrorList{
+			field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), "IPv6", "not configured on this cluster")})
+	}
 	withSource(t, func(a *apiServer, s *Source) {
-		var supported atomic.Bool
-		var refused atomic.Int64
-		a.PrependReactor("create", "services", func(do kubetesting.Action) (bool, runtime.Object, error) {
-			u := do.(kubetesting.CreateAction).GetObject().(*unstructured.Unstructured)
-			families, _, err := unstructured.NestedStringSlice(u.Object, "spec", "ipFamilies")
-			need.NoError(t, err)
-			if supported.Load() || families[0] == "IPv4" {
-				ip := map[string]string{"IPv4": "10.96.0.9", "IPv6": "fd96::9"}[families[0]]
-				spec := u.Object["spec"].(map[string]any)
-				spec["clusterIP"], spec["clusterIPs"] = ip, []any{ip}
-				return false, nil, nil
-			}
-			refused.Add(1)
-			return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, u.GetName(), field.ErrorList{
-				field.Invalid(field.NewPath("spec", "ipFamilies").Index(0), "IPv6", "not configured on this cluster")})
-		})
 		p := object(t, dual)
 		p.SetResourceVersion(fmt.Sprint(a.version.Add(1)))
 		need.NoError(t, a.Tracker().Update(objects.Peerings, p, "culvert"))
@@ -289,5 +291,5 @@ func TestFamilyNotSupported(t *testing.T) {
 		if n := a.writes.Load() - writes; n > 30 {
 			t.Errorf("%d writes in ten minutes", n)
 		}
-	})
+	}, &kubetesting.SimpleReactor{Verb: "create", Resource: "services", Reaction: unlessSupported})
 }
